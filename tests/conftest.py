@@ -23,6 +23,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+import sqlalchemy
 
 from hvd_autosync.search_space import (
     HorovodBuild,
@@ -132,6 +133,22 @@ def model() -> ModelProfile:
         ),
     ]
     return ModelProfile(tuple(parameters), forward_s=0.010, backward_s=0.021)
+
+
+@pytest.fixture
+def add_damaged() -> Callable[[TraceStore], str]:
+    """Add a running study of another job to a store, which cannot be read; returns its id."""
+
+    def add(store: TraceStore) -> str:
+        study_id = store.create_study(
+            job_key="damaged", command=("python", "other.py"), settings={}, versions={}
+        ).study_id
+        damage = "UPDATE hvd_autosync_studies SET settings = '{', owner = '[]' WHERE study_id = :id"
+        with store._database.writing() as connection:
+            connection.execute(sqlalchemy.text(damage), {"id": study_id})
+        return study_id
+
+    return add
 
 
 @pytest.fixture

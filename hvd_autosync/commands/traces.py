@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hvd_autosync.commands.common import StoreOption, StudyArgument, open_store, print_table
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import ConfigurationError, TraceFormatError
 from hvd_autosync.util.printable import printable_cell
 
 if TYPE_CHECKING:
@@ -35,15 +35,29 @@ class TableFormat(str, enum.Enum):
 
 @app.command("list")
 def list_(store: StoreOption = None) -> None:
-    """List all studies, newest first."""
+    """List all studies, newest first, then those that are damaged."""
     from hvd_autosync.reporting.listing import studies_table
+    from hvd_autosync.traces import StudyStatus
 
     traces = open_store(store)
-    studies = traces.studies()
-    if not studies:
+    studies = traces.studies(skip_damaged=True)
+    ended = {each.study_id for each in studies if each.status is not StudyStatus.RUNNING}
+    interrupted: set[str] = set()
+    damaged: dict[str, TraceFormatError] = {}
+    for study_id in traces.ids():
+        if study_id not in ended:
+            try:
+                interrupted |= traces.interrupted(study_id)
+                traces.study(study_id)
+            except TraceFormatError as error:
+                damaged[study_id] = error
+    studies = [each for each in studies if each.study_id not in damaged]
+    if not studies and not damaged:
         print(f"no studies in {traces.name} yet", file=sys.stderr)
         return
-    print_table(studies_table(studies, traces.interrupted()))
+    print_table(studies_table(studies, interrupted, damaged))
+    for problem in damaged.values():
+        print(problem, file=sys.stderr)
 
 
 @app.command()
@@ -119,7 +133,7 @@ def export(
         print(_export_to(to, record, traces.trials(study_id)))
         return
     path = output or Path(f"{study_id}.jsonl")
-    here = {each.study_id for each in traces.studies()}
+    here = set(traces.ids())
     named = named_sources(traces.trials(study_id)) if related else ()
     others = [each for each in named if each in here]
     export_study(traces, study_id, path, overwrite=overwrite, others=others)
@@ -216,8 +230,6 @@ def delete(
 
 def _content(traces: TraceStore, study_id: str) -> str:
     """Describe the content of a study that would be deleted."""
-    from hvd_autosync.errors import TraceFormatError
-
     try:
         begun = traces.study(study_id).created_at[:16].replace("T", " ")
         return f" of {begun} UTC with {len(traces.trials(study_id))} trials"

@@ -12,7 +12,7 @@ from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.engine.tuning import Listener, tune
-from hvd_autosync.errors import SpaceError
+from hvd_autosync.errors import SpaceError, TraceFormatError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, LiveRunner, Training, train_under
 from hvd_autosync.search_space import Strategy
@@ -131,7 +131,8 @@ class LiveStudy:
 def failed_choices(store: TraceStore) -> dict[str, set[Value]]:
     """Choices of categorical knobs in whose live trials a training has failed, of any job.
 
-    A mechanism that fails in place may work from the start, in a launched trial.
+    A mechanism that fails in place may work from the start, in a launched trial. Damaged studies
+    are left out.
 
     Args:
         store: The store of all studies.
@@ -140,8 +141,12 @@ def failed_choices(store: TraceStore) -> dict[str, set[Value]]:
         Name of a knob -> choices that are not the knob's default.
     """
     failed: dict[str, set[Value]] = {}
-    live = (study for study in store.studies() if study.settings.get("mode") == "live")
-    for trial in filter(_lost, (trial for s in live for trial in store.trials(s.study_id))):
+    trials: list[TrialRecord] = []
+    for study in store.studies(skip_damaged=True):
+        if study.settings.get("mode") == "live":
+            with suppress(TraceFormatError):
+                trials += store.trials(study.study_id)
+    for trial in filter(_lost, trials):
         for name, value in trial.strategy.items():
             with suppress(SpaceError):  # of an extension that is not loaded now
                 knob = catalogue_knob(name)
@@ -165,9 +170,7 @@ def failed_trial(job: Job, options: Options, since: str) -> TrialRecord | None:
     """
     key = tuning_key(job, options, load_restrictions(options.space))
     with closing(TraceStore(options.store)) as store:
-        for study in store.studies():
-            if study.job_key != key or study.status is not StudyStatus.RUNNING:
-                continue
+        for study in store.studies(job_key=key, status=StudyStatus.RUNNING):
             for trial in store.trials(study.study_id):
                 if _lost(trial) and trial.asked_at >= since:
                     return trial

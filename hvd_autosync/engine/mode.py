@@ -15,7 +15,7 @@ from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
 from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
-from hvd_autosync.traces import TraceStore
+from hvd_autosync.traces import StudyStatus, TraceStore
 
 #: It needs process sets from ``hvd.init()`` on. Horovod negotiates in each of them in every cycle,
 #: which delays all operations, also those of a training that ends up without it.
@@ -120,9 +120,8 @@ def _is_tuned(store: TraceStore, key: str, options: Options) -> bool:
 
 def _interrupted(store: TraceStore, key: str) -> str | None:
     """Return a reason if a study of launched trials will be resumed."""
-    resumable = store.interrupted()
-    for study in store.studies():  # newest first
-        if study.job_key == key and study.study_id in resumable:
+    for study in store.studies(job_key=key, status=StudyStatus.RUNNING):  # newest first
+        if store.interrupted(study.study_id):
             if study.settings.get("mode") == "live":
                 return None
             return f"study {study.study_id} of this job was interrupted in launched trials"

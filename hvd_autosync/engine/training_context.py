@@ -57,12 +57,12 @@ def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | 
     """
     line = tuple(command)
     try:
-        studies = TraceStore(location).studies()
+        studies = TraceStore(location).studies(skip_damaged=True)
     except StoreError:
         return None  # the job can run without a store
-    own = [s for s in studies if s.task is not None and s.command[-len(line) :] == line]
-    newest = max(own, key=lambda study: study.created_at, default=None)
-    return newest.task.model if newest is not None and newest.task is not None else None
+    own = (s.task for s in studies if s.task is not None and s.command[-len(line) :] == line)
+    newest = next(own, None)
+    return None if newest is None else newest.model
 
 
 def predicted_losses(
@@ -71,7 +71,7 @@ def predicted_losses(
     """Predict the losses of a training of a job, by windows of steps.
 
     The prediction uses the newest study of the job in which lossy strategies were judged. It has no
-    windows if there is no such study.
+    windows if there is no such study, or only damaged ones.
 
     Args:
         location: The store, or its location as the user named it.
@@ -80,7 +80,7 @@ def predicted_losses(
     """
     try:
         store = _store(location)
-        studies = [study for study in store.studies() if study.job_key in job_keys]
+        studies = [s for key in job_keys for s in store.studies(job_key=key, skip_damaged=True)]
         for study in sorted(studies, key=lambda each: each.created_at, reverse=True):
             if study.space is None:
                 continue

@@ -16,12 +16,15 @@ from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
 from hvd_autosync.util.printable import shell_line
 
 
-def studies_table(studies: Iterable[StudyRecord], interrupted: Collection[str] = ()) -> Table:
+def studies_table(
+    studies: Iterable[StudyRecord], interrupted: Collection[str] = (), damaged: Collection[str] = ()
+) -> Table:
     """One row per study.
 
     Args:
         studies: The studies.
         interrupted: Ids of those that have not ended and that no driver is running.
+        damaged: Ids of further studies, which cannot be read.
     """
     table = plain_table("study", "begun (UTC)", "status", "speed-up", "job")
     for study in studies:
@@ -32,6 +35,8 @@ def studies_table(studies: Iterable[StudyRecord], interrupted: Collection[str] =
             _result(study),
             shell_line(study.command) or str(study.settings.get("origin", "-")),
         )
+    for study_id in damaged:
+        table.add_row(study_id, "-", "damaged", "-", "-")
     return table
 
 

@@ -23,7 +23,7 @@ _AFTER = (5, 10, 20, 40)
 
 def missing_sources(traces: TraceStore, trials: Sequence[TrialRecord]) -> Iterator[str]:
     """Yield a line if the study learned from studies that are not in the store."""
-    here = {study.study_id for study in traces.studies()}
+    here = set(traces.ids())
     if missing := [name for name in named_sources(trials) if name not in here]:
         yield (
             f"the study learned from {len(missing)} studies that are not in this store "

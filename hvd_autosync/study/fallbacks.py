@@ -24,7 +24,7 @@ def excluded_strategies(store: TraceStore, job_key: str) -> tuple[Strategy, ...]
         store: The store of the studies.
         job_key: Key of the job (``StudyRecord.job_key``).
     """
-    found = (f.strategy for s in store.studies() if s.job_key == job_key for f in s.fallbacks)
+    found = (f.strategy for s in store.studies(job_key=job_key) for f in s.fallbacks)
     return tuple(dict.fromkeys(found))
 
 

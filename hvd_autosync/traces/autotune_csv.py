@@ -55,7 +55,7 @@ def import_autotune_log(store: TraceStore, path: str | os.PathLike[str]) -> str:
         raise StoreError(f"cannot read {name}: {error.strerror}", hint="Name a log.") from error
     digest = hashlib.sha256(content).hexdigest()
     study_id = digest[:12]
-    if any(study.study_id == study_id for study in store.studies()):
+    if study_id in store.ids():
         return study_id
     study, trials = _records(_read(content, name), study_id, written_at)
     store.add([(study, trials)])

@@ -24,7 +24,7 @@ def best_known(
 ) -> dict[str, Any] | None:
     """Return the winner of the newest study of a model on a layout, as a strategy document.
 
-    Studies with drift or a fallback are skipped.
+    Studies with drift or a fallback are skipped, and damaged ones.
 
     Args:
         store: The store of the studies.
@@ -34,8 +34,8 @@ def best_known(
     """
     # A subset matches: another optimizer of the same script may have the other parameters.
     wanted = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
-    for study in sorted(store.studies(), key=lambda each: each.created_at, reverse=True):
-        if study.task is None or study.winner is None or study.status is not StudyStatus.FINISHED:
+    for study in store.studies(status=StudyStatus.FINISHED, skip_damaged=True):
+        if study.task is None or study.winner is None:
             continue
         model, resources = study.task.model, study.task.resources
         if study.drift or study.fallbacks or resources.device != device:

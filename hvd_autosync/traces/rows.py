@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Text, func, select, type_coerce
@@ -15,7 +16,7 @@ from hvd_autosync.search_space import Task
 from hvd_autosync.search_space.records import read
 from hvd_autosync.traces.aliases import with_current_keys
 from hvd_autosync.traces.owner import Owner
-from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
+from hvd_autosync.traces.records import LATER, StudyRecord, StudyStatus, TrialRecord
 from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS, columns_of
 
 _Record = TypeVar("_Record", StudyRecord, TrialRecord)
@@ -26,12 +27,53 @@ _FEWEST_TOLD = 3
 _NEWEST_FIRST = (STUDIES.c.created_at.desc(), STUDIES.c.study_id)
 
 
+def study_ids(connection: Connection) -> list[str]:
+    """Return the ids of all studies, newest first."""
+    return list(connection.execute(select(STUDIES.c.study_id).order_by(*_NEWEST_FIRST)).scalars())
+
+
 def study_records(
-    connection: Connection, *conditions: ColumnElement[bool], limit: int | None = None
+    connection: Connection,
+    *conditions: ColumnElement[bool],
+    limit: int | None = None,
+    skip_damaged: bool = False,
 ) -> list[StudyRecord]:
-    """Return the studies that meet all ``conditions``, newest first."""
+    """Return the studies that meet all ``conditions``, newest first.
+
+    Args:
+        connection: In the caller's transaction.
+        conditions: The conditions.
+        limit: Largest number of studies that are read.
+        skip_damaged: Whether damaged ones are left out.
+
+    Raises:
+        TraceFormatError: One is damaged.
+    """
     query = select(*STUDY_COLUMNS).where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)
-    return [_record(StudyRecord, row) for row in connection.execute(query).mappings()]
+    found = []
+    for row in connection.execute(query).mappings():
+        try:
+            found.append(_record(StudyRecord, row))
+        except TraceFormatError:
+            if not skip_damaged:
+                raise
+    return found
+
+
+def newest_finished(
+    connection: Connection, *, skip_damaged: bool = False, **columns: str
+) -> StudyRecord | None:
+    """Return the newest finished study that has a winner and these values of its columns.
+
+    Raises:
+        TraceFormatError: It is damaged, unless ``skip_damaged``.
+    """
+    wanted = {"status": StudyStatus.FINISHED.value, **columns}
+    conditions = [STUDIES.c[name] == value for name, value in wanted.items()]
+    conditions.append(STUDIES.c.winner.is_not(None))
+    limit = None if skip_damaged else 1
+    found = study_records(connection, *conditions, limit=limit, skip_damaged=skip_damaged)
+    return found[0] if found else None
 
 
 def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
@@ -114,6 +156,43 @@ def _damaged(row: Mapping[Any, Any], error: Exception) -> TraceFormatError:
         hint=f"Delete it (hvd-autosync traces delete {row['study_id']}), "
         "or restore the store from a copy.",
     )
+
+
+def add_studies(
+    connection: Connection, studies: Sequence[tuple[StudyRecord, Sequence[TrialRecord]]]
+) -> list[str]:
+    """Write complete studies without an owner; those that are stored already are skipped.
+
+    Returns:
+        The ids of the new studies.
+
+    Raises:
+        StoreError: A different study has the same id.
+    """
+    added = []
+    for study, trials in studies:
+        stored = study_records(connection, STUDIES.c.study_id == study.study_id)
+        if not stored:
+            insert_study(connection, study, trials, owner=None)
+            added.append(study.study_id)
+        elif _content(stored[0], trial_records(connection, study.study_id)) != _content(
+            study, trials
+        ):
+            raise StoreError(
+                f"a different study {study.study_id} is in the store already",
+                hint=f"Delete it first: hvd-autosync traces delete {study.study_id}",
+            )
+    return added
+
+
+def _content(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[dict[str, Any]]:
+    """Return a study and its trials as JSON for comparison; in JSON, unknown times are equal.
+
+    Reports of later trainings are left out, as another copy may have been made before them.
+    """
+    outcome = study.outcome and {k: v for k, v in study.outcome.items() if k not in LATER}
+    study = replace(study, outcome=outcome)
+    return [study.to_json(), *(trial.to_json() for trial in trials)]
 
 
 def insert_study(

@@ -255,22 +255,8 @@ class TraceStore:
         Raises:
             StoreError: A different study has the same id.
         """
-        added = []
         with self._database.writing() as connection:
-            for study, trials in studies:
-                same_id = STUDIES.c.study_id == study.study_id
-                stored = rows.study_records(connection, same_id)
-                if not stored:
-                    rows.insert_study(connection, study, trials, owner=None)
-                    added.append(study.study_id)
-                    continue
-                known = stored[0], rows.trial_records(connection, study.study_id)
-                if _content(*known) != _content(study, trials):
-                    raise StoreError(
-                        f"a different study {study.study_id} is in the store already",
-                        hint=f"Delete it first: hvd-autosync traces delete {study.study_id}",
-                    )
-        return added
+            return rows.add_studies(connection, studies)
 
     @repeated
     def full_id(self, study_id: str, *, or_failed: bool = False) -> str:
@@ -302,10 +288,34 @@ class TraceStore:
         return found[0]
 
     @repeated
-    def studies(self) -> list[StudyRecord]:
-        """Return all studies, newest first."""
+    def ids(self) -> list[str]:
+        """Return the ids of all studies, newest first; the studies themselves may be damaged."""
         with self._database.reading() as connection:
-            return rows.study_records(connection)
+            return rows.study_ids(connection)
+
+    @repeated
+    def studies(
+        self,
+        *,
+        job_key: str | None = None,
+        status: StudyStatus | None = None,
+        skip_damaged: bool = False,
+    ) -> list[StudyRecord]:
+        """Return studies, newest first.
+
+        Args:
+            job_key: Key of their job; ``None``: of all jobs.
+            status: Their state; ``None``: any.
+            skip_damaged: Whether damaged studies are left out. Otherwise they are an error, which
+                whoever needs the studies of one job should not get from those of another.
+        """
+        conditions = []
+        if job_key is not None:
+            conditions.append(STUDIES.c.job_key == job_key)
+        if status is not None:
+            conditions.append(STUDIES.c.status == status.value)
+        with self._database.reading() as connection:
+            return rows.study_records(connection, *conditions, skip_damaged=skip_damaged)
 
     @repeated
     def interrupted(self, study_id: str | None = None) -> frozenset[str]:
@@ -325,21 +335,21 @@ class TraceStore:
         with self._database.reading() as connection:
             return list(rows.finished_tasks(connection))
 
+    @repeated
     def find_finished(self, job_key: str) -> StudyRecord | None:
         """Return the newest finished study of a job that has a winner, whatever its settings."""
-        return self._newest_finished(job_key=job_key)
-
-    def find_finished_task(self, fingerprint: str, space_key: str) -> StudyRecord | None:
-        """Return the newest finished study of the same task and space that has a winner."""
-        return self._newest_finished(fingerprint=fingerprint, space_key=space_key)
+        with self._database.reading() as connection:
+            return rows.newest_finished(connection, job_key=job_key)
 
     @repeated
-    def _newest_finished(self, **columns: str) -> StudyRecord | None:
-        wanted = {"status": StudyStatus.FINISHED.value, **columns}
-        conditions = [STUDIES.c[name] == value for name, value in wanted.items()]
-        conditions.append(STUDIES.c.winner.is_not(None))
+    def find_finished_task(self, fingerprint: str, space_key: str) -> StudyRecord | None:
+        """Return the newest finished study of the same task and space that has a winner.
+
+        Damaged studies are left out, because they may be of other jobs.
+        """
+        columns = {"fingerprint": fingerprint, "space_key": space_key}
         with self._database.reading() as connection:
-            return next(iter(rows.study_records(connection, *conditions, limit=1)), None)
+            return rows.newest_finished(connection, skip_damaged=True, **columns)
 
     @repeated
     def find_links(self, cluster_key: str) -> Links | None:
@@ -437,13 +447,3 @@ class TraceStore:
         """
         with self._database.writing() as connection:
             return rows.claim_study(connection, job_key)
-
-
-def _content(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[dict[str, Any]]:
-    """Return a study and its trials as JSON for comparison; in JSON, unknown times are equal.
-
-    Reports of later trainings are left out, as another copy may have been made before them.
-    """
-    outcome = study.outcome and {k: v for k, v in study.outcome.items() if k not in LATER}
-    study = replace(study, outcome=outcome)
-    return [study.to_json(), *(trial.to_json() for trial in trials)]

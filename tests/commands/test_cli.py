@@ -5,6 +5,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +331,22 @@ def test_a_damaged_study_can_be_deleted(store: TraceStore, study_id: str, damage
     assert f"Delete study {study_id}, which is damaged?" in refused.stderr
     assert run("traces", "delete", study_id, "--yes").exit_code == 0
     assert store.studies() == []
+
+
+def test_a_damaged_study_is_listed_and_the_others_can_be_used(
+    store: TraceStore, study_id: str, tmp_path: Path, add_damaged: Callable[[TraceStore], str]
+) -> None:
+    damaged = add_damaged(store)
+    listed = run("traces", "list")
+    assert listed.exit_code == 0
+    _, good, bad = listed.stdout.splitlines()
+    assert good.startswith(study_id) and "1.25x" in good
+    assert bad.split() == [damaged, "-", "damaged", "-", "-"]
+    assert f"study {damaged} is damaged" in listed.stderr
+    assert f"traces delete {damaged}" in listed.stderr
+    file = str(tmp_path / "study.jsonl")
+    assert run("traces", "export", study_id, "--related", "-o", file).exit_code == 0
+    assert "is damaged in the store" not in run("replay", study_id, "--verify").stderr
 
 
 def test_deletion_does_not_ask_with_yes(store: TraceStore, study_id: str) -> None:

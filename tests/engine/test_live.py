@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -299,6 +301,22 @@ def test_kinds_of_strategies_that_have_failed_live_are_not_tried_so_again(tmp_pa
     notices = [call.args[0] for call in study._listener.on_notice.call_args_list]  # type: ignore[attr-defined]
     (told,) = (each for each in notices if "a training failed" in each)
     assert "large_exchange=sharded" in told
+
+
+def test_damaged_studies_and_trials_of_other_jobs_are_left_out(
+    tmp_path: Path, add_damaged: Callable[[TraceStore], str]
+) -> None:
+    chosen = options(tmp_path)
+    store = TraceStore(chosen.store)
+    add_damaged(store)
+    settings = settings_of(replace(chosen, mode="live")).to_json()
+    other = store.create_study(job_key="another", command=(), settings=settings, versions={})
+    store.ask(other.study_id, Strategy(), "model", {})
+    with sqlite3.connect(store.name) as connection:
+        connection.execute("UPDATE hvd_autosync_trials SET info = '{'")
+    connection.close()
+    assert failed_choices(store) == {}
+    assert failed_trial(JOB, chosen, "") is None
 
 
 def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,18 @@ def test_a_space_file_may_ask_for_process_sets(
     (tmp_path / "space.toml").write_text(f"[knobs.large_exchange]\n{table}\n")
     reason = why_launched(JOB, replace(options, space=str(tmp_path / "space.toml")))
     assert ("process sets" in (reason or "")) is launched
+
+
+def test_a_damaged_study_of_another_job_changes_nothing(
+    options: Options, add_damaged: Callable[[TraceStore], str]
+) -> None:
+    store = TraceStore(options.store)
+    add_damaged(store)
+    assert why_launched(JOB, options) is None
+    key = tuning_key(JOB, options, {})
+    study = store.create_study(job_key=key, command=(), settings={}, versions={})
+    store.finish(study.study_id, StudyStatus.FINISHED, {"reason": "tried"}, Strategy())
+    assert only_trains(JOB, options)
 
 
 @pytest.mark.parametrize("began", ["launched", "live"])

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hvd_autosync.engine.training_context import predicted_losses, training_context
-from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus, catalogue_knob
+from hvd_autosync.engine.training_context import known_model, predicted_losses, training_context
+from hvd_autosync.search_space import (
+    HorovodBuild,
+    Host,
+    ModelProfile,
+    ParameterProfile,
+    Resources,
+    Strategy,
+    Task,
+    TrialResult,
+    TrialStatus,
+    catalogue_knob,
+)
 from hvd_autosync.search_space.space import SearchSpace
 from hvd_autosync.search_space.trial import RankReport
 from hvd_autosync.study.noninferiority import Outcome
@@ -66,6 +78,24 @@ def test_a_strategy_from_outside_of_the_space_is_no_error(location: str) -> None
     judged(location, admissible=True)
     outside = Strategy({"large_codec": "topk"})
     assert predicted_losses(location, {"job"}, outside).levels == pytest.approx([1.0] * 2, abs=0.01)
+
+
+def test_a_damaged_study_of_another_job_hides_nothing(
+    location: str, add_damaged: Callable[[TraceStore], str]
+) -> None:
+    study_id, store = judged(location, admissible=True), TraceStore(location)
+    task = Task(
+        ModelProfile((ParameterProfile("weight", (4, 4), "float32"),)),
+        Resources((Host("a", 2),), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=False)),
+    )
+    running = store.create_study(
+        job_key="job", command=("python", "train.py"), settings={}, versions={}
+    )
+    store.describe_task(running.study_id, task, SPACE)
+    add_damaged(store)
+    assert predicted_losses(location, {"job"}, SLOW).levels == pytest.approx([2.0] * 2, abs=0.01)
+    assert training_context(store.study(study_id), location).loss_prediction.levels
+    assert known_model(location, ("python", "train.py")) == task.model
 
 
 def test_other_jobs_know_nothing(location: str) -> None:

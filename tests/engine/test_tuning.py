@@ -1,5 +1,6 @@
 """What a tuning tells its trials, and when it searches at all."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -350,6 +351,18 @@ def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:
     assert caught.value.study.study_id == study.study_id
     assert study.status is StudyStatus.RUNNING
     assert store.claim_resumable(study.job_key) is not None, "it was let go"
+
+
+def test_a_damaged_study_of_another_job_stops_no_tuning(
+    tmp_path: Path, add_damaged: Callable[[TraceStore], str]
+) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"))
+    add_damaged(TraceStore(options.store))
+    runner = MagicMock()
+    runner.run.side_effect = Launched
+    with pytest.raises(Launched):
+        tune(job, options, MagicMock(), runner=runner)
 
 
 def test_a_new_study_because_of_other_settings_is_reported(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,13 @@ def test_the_same_log_is_imported_once(store: TraceStore, tmp_path: Path) -> Non
     os.utime(path, (0, 0))
     assert import_autotune_log(store, path) == study_id
     assert len(store.studies()) == 1
+
+
+def test_the_store_may_have_a_damaged_study(
+    store: TraceStore, tmp_path: Path, add_damaged: Callable[[TraceStore], str]
+) -> None:
+    add_damaged(store)
+    assert import_autotune_log(store, _write(tmp_path, _HEADER + _SAMPLES[0])) in store.ids()
 
 
 def test_the_study_can_be_tabled_exported_and_imported(store: TraceStore, tmp_path: Path) -> None:

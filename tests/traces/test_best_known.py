@@ -1,5 +1,7 @@
 """Which study a worker is answered by when it asks for the best strategy for its model."""
 
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,19 @@ def test_a_winner_whose_steps_became_slower_is_not_taken(store: TraceStore) -> N
 def test_a_winner_that_the_loss_guard_has_ended_is_not_taken(store: TraceStore) -> None:
     tuned(store, 2)
     store.keep_fallback(tuned(store, 3), Fallback(Strategy({"buckets": 3}), 64, "it has risen"))
+    found = best_known(store, PARAMETERS, [2], "cpu")
+    assert found is not None and found["knobs"] == {"buckets": 2}
+
+
+def test_a_damaged_study_is_left_out(
+    store: TraceStore, add_damaged: Callable[[TraceStore], str]
+) -> None:
+    tuned(store, 2)
+    damaged = add_damaged(store)
+    with sqlite3.connect(store.name) as connection:
+        ended = "UPDATE hvd_autosync_studies SET status = 'finished' WHERE study_id = ?"
+        connection.execute(ended, [damaged])
+    connection.close()
     found = best_known(store, PARAMETERS, [2], "cpu")
     assert found is not None and found["knobs"] == {"buckets": 2}
 

@@ -275,6 +275,37 @@ def test_damaged_content_is_reported_as_such(
         store.trials("last")
 
 
+def test_studies_of_one_job_or_state(store: TraceStore, create: Create) -> None:
+    first, other, ended = create(), create("other"), create()
+    store.finish(ended.study_id, StudyStatus.FAILED, {}, None)
+    assert store.ids() == [ended.study_id, other.study_id, first.study_id]
+    assert [s.study_id for s in store.studies(job_key="job")] == [ended.study_id, first.study_id]
+    assert store.studies(status=StudyStatus.RUNNING) == [other, first]
+    assert store.studies(job_key="job", status=StudyStatus.RUNNING) == [first]
+
+
+def test_a_damaged_study_does_not_hide_the_others(
+    store: TraceStore, create: Create, add_damaged: Callable[[TraceStore], str]
+) -> None:
+    study, damaged = create(), add_damaged(store)
+    assert store.ids() == [damaged, study.study_id]
+    assert store.studies(job_key="job") == store.studies(skip_damaged=True) == [study]
+    with pytest.raises(TraceFormatError, match=damaged):
+        store.studies()
+
+
+def test_a_damaged_study_of_the_same_task_is_left_out(
+    store: TraceStore, path: Path, finished: StudyRecord, create: Create, task: Task
+) -> None:
+    newer = create("another").study_id
+    assert finished.space is not None
+    store.describe_task(newer, task, finished.space)
+    store.finish(newer, StudyStatus.FINISHED, {}, Strategy())
+    _change(path, "UPDATE hvd_autosync_studies SET settings = '{' WHERE study_id = ?", newer)
+    found = store.find_finished_task(task.fingerprint, finished.space.key)
+    assert found is not None and found.study_id == finished.study_id
+
+
 @pytest.mark.parametrize("column", ["settings", "task", "owner"])
 def test_text_that_is_not_json_is_named_with_its_study_and_can_be_deleted(
     store: TraceStore, path: Path, create: Create, column: str
