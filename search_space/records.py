@@ -46,6 +46,10 @@ _Self = TypeVar("_Self", bound="Record")
 _Value = TypeVar("_Value")
 
 
+class UnknownFieldError(ValueError):
+    """JSON has a field that its record has not, as where a newer version wrote it."""
+
+
 class Record:
     """A dataclass with a JSON form; see the module's docstring."""
 
@@ -79,6 +83,7 @@ class Record:
         """Return the record that :meth:`to_json` wrote.
 
         Raises:
+            UnknownFieldError: ``values`` has further fields.
             ValueError: ``values`` is no such record; the message says where and why.
             SpaceError: A strategy or a space in it cannot be.
         """
@@ -101,6 +106,7 @@ def read(kind: type[_Value], values: Any) -> _Value:
     """Plain values as ``kind``, a dataclass or another type with all its parameters.
 
     Raises:
+        UnknownFieldError: As of :meth:`Record.from_json`.
         ValueError: As of :meth:`Record.from_json`.
         SpaceError: As of :meth:`Record.from_json`.
     """
@@ -111,8 +117,9 @@ def read(kind: type[_Value], values: Any) -> _Value:
     except msgspec.ValidationError as error:
         raise ValueError(_explained(str(error), values, kind.__name__)) from None
     if is_dataclass(value):
-        problem = _unknown_field(value, values) or _impossible_number(value)
-        if problem is not None:
+        if unknown := _unknown_field(value, values):
+            raise UnknownFieldError(unknown)
+        if problem := _impossible_number(value):
             raise ValueError(problem)
     return value
 

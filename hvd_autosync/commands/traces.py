@@ -35,7 +35,7 @@ class TableFormat(str, enum.Enum):
 
 @app.command("list")
 def list_(store: StoreOption = None) -> None:
-    """List all studies, newest first, then those that are damaged."""
+    """List all studies, newest first, then those that cannot be read."""
     from hvd_autosync.reporting.listing import studies_table
     from hvd_autosync.traces import StudyStatus
 
@@ -43,20 +43,20 @@ def list_(store: StoreOption = None) -> None:
     studies = traces.studies(skip_damaged=True)
     ended = {each.study_id for each in studies if each.status is not StudyStatus.RUNNING}
     interrupted: set[str] = set()
-    damaged: dict[str, TraceFormatError] = {}
+    unreadable: dict[str, TraceFormatError] = {}
     for study_id in traces.ids():
         if study_id not in ended:
             try:
                 interrupted |= traces.interrupted(study_id)
                 traces.study(study_id)
             except TraceFormatError as error:
-                damaged[study_id] = error
-    studies = [each for each in studies if each.study_id not in damaged]
-    if not studies and not damaged:
+                unreadable[study_id] = error
+    studies = [each for each in studies if each.study_id not in unreadable]
+    if not studies and not unreadable:
         print(f"no studies in {traces.name} yet", file=sys.stderr)
         return
-    print_table(studies_table(studies, interrupted, damaged))
-    for problem in damaged.values():
+    print_table(studies_table(studies, interrupted, unreadable))
+    for problem in unreadable.values():
         print(problem, file=sys.stderr)
 
 

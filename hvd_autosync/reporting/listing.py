@@ -17,14 +17,16 @@ from hvd_autosync.util.printable import shell_line
 
 
 def studies_table(
-    studies: Iterable[StudyRecord], interrupted: Collection[str] = (), damaged: Collection[str] = ()
+    studies: Iterable[StudyRecord],
+    interrupted: Collection[str] = (),
+    unreadable: Collection[str] = (),
 ) -> Table:
     """One row per study.
 
     Args:
         studies: The studies.
         interrupted: Ids of those that have not ended and that no driver is running.
-        damaged: Ids of further studies, which cannot be read.
+        unreadable: Ids of further studies, which are damaged or of a newer version.
     """
     table = plain_table("study", "begun (UTC)", "status", "speed-up", "job")
     for study in studies:
@@ -35,8 +37,8 @@ def studies_table(
             _result(study),
             shell_line(study.command) or str(study.settings.get("origin", "-")),
         )
-    for study_id in damaged:
-        table.add_row(study_id, "-", "damaged", "-", "-")
+    for study_id in unreadable:
+        table.add_row(study_id, "-", "unreadable", "-", "-")
     return table
 
 

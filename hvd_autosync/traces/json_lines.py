@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn, ParamSpec, TypeVar
 
 from hvd_autosync.errors import TraceFormatError
+from hvd_autosync.search_space.records import UnknownFieldError
 
 #: A trial of 1,000 ranks and 200 steps has 8 MB.
 _LONGEST_LINE_BYTES = 32 * 1024 * 1024
@@ -88,6 +89,11 @@ class LineReader:
         """
         try:
             return read(*arguments, **keywords)
+        except UnknownFieldError as error:
+            raise self.error(
+                f"perhaps written by a newer hvd-autosync: {error}",
+                hint="Upgrade hvd-autosync, or get the file again; nothing was imported.",
+            ) from None
         except ValueError as error:
             raise self.error(str(error)) from None
 

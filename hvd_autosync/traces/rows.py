@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Text, func, select
 
 from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
 from hvd_autosync.search_space import Task
-from hvd_autosync.search_space.records import read
+from hvd_autosync.search_space.records import UnknownFieldError, read
 from hvd_autosync.traces.aliases import with_current_keys
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import LATER, StudyRecord, StudyStatus, TrialRecord
@@ -151,6 +151,11 @@ def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
 
 
 def _damaged(row: Mapping[Any, Any], error: Exception) -> TraceFormatError:
+    if isinstance(error, UnknownFieldError):
+        return TraceFormatError(
+            f"study {row['study_id']} was written by a newer hvd-autosync: {error}",
+            hint="Upgrade hvd-autosync, or use another store.",
+        )
     return TraceFormatError(
         f"study {row['study_id']} is damaged in the store: {error}",
         hint=f"Delete it (hvd-autosync traces delete {row['study_id']}), "

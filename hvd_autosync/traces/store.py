@@ -306,8 +306,8 @@ class TraceStore:
         Args:
             job_key: Key of their job; ``None``: of all jobs.
             status: Their state; ``None``: any.
-            skip_damaged: Whether damaged studies are left out. Otherwise they are an error, which
-                whoever needs the studies of one job should not get from those of another.
+            skip_damaged: Whether studies that are damaged, or of a newer version, are left out.
+                Otherwise the first of them is an error.
         """
         conditions = []
         if job_key is not None:

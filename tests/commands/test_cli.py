@@ -341,7 +341,7 @@ def test_a_damaged_study_is_listed_and_the_others_can_be_used(
     assert listed.exit_code == 0
     _, good, bad = listed.stdout.splitlines()
     assert good.startswith(study_id) and "1.25x" in good
-    assert bad.split() == [damaged, "-", "damaged", "-", "-"]
+    assert bad.split() == [damaged, "-", "unreadable", "-", "-"]
     assert f"study {damaged} is damaged" in listed.stderr
     assert f"traces delete {damaged}" in listed.stderr
     file = str(tmp_path / "study.jsonl")

@@ -210,6 +210,17 @@ def test_headers_that_are_not_ours(
     assert ("Upgrade" in caught.value.hint) == (what == "newer")
 
 
+def test_a_field_of_a_newer_version_is_named_with_what_to_do(
+    file: Path, other: TraceStore, seal: Seal
+) -> None:
+    header, study, trial, *rest = _objects(file)
+    trial["result"]["energy_j"] = 12.0
+    seal(file, [header, study, trial, *rest])
+    with pytest.raises(TraceFormatError, match=r"line 3: .*newer.*'energy_j'") as caught:
+        import_studies(other, file)
+    assert "Upgrade" in caught.value.hint and other.studies() == []
+
+
 def test_wrong_content_under_a_right_checksum_names_the_line(
     file: Path, other: TraceStore, seal: Seal
 ) -> None:

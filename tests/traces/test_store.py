@@ -328,6 +328,17 @@ def test_a_trial_with_text_that_is_not_json_names_its_study(
         store.trials(finished.study_id)
 
 
+def test_a_field_of_a_newer_version_is_no_damage(
+    store: TraceStore, path: Path, finished: StudyRecord
+) -> None:
+    newer = '{"status": "completed", "energy_j": 12.0}'
+    _change(path, "UPDATE hvd_autosync_trials SET result = ?", newer)
+    with pytest.raises(TraceFormatError, match=f"{finished.study_id} was .* newer") as caught:
+        store.trials(finished.study_id)
+    assert "'energy_j'" in caught.value.message and "Upgrade" in caught.value.hint
+    assert "delete" not in str(caught.value)
+
+
 # Owners
 
 
