@@ -107,14 +107,15 @@ class Database:
         """One transaction, committed at the end; in SQLite it excludes other writers at once.
 
         Args:
-            wait: Whether to wait for a lost server.
+            wait: Whether to wait for a lost server, and for other writers in SQLite.
 
         Raises:
-            LostTransactionError: The connection was lost, and nothing was written.
+            LostTransactionError: The connection was lost, or the database is locked and was not
+                waited for; nothing was written.
         """
-        engine = self._engine.execution_options(begin="BEGIN IMMEDIATE")
+        engine = self._engine.execution_options(begin="BEGIN IMMEDIATE", wait=wait)
         with (
-            self._translated_errors(),
+            self._translated_errors(wait=wait),
             self._connect(engine, wait=wait) as connection,
             connection.begin() as transaction,
         ):
@@ -150,7 +151,7 @@ class Database:
         return LostTransactionError(translated.message, hint=translated.hint)
 
     @contextlib.contextmanager
-    def _translated_errors(self) -> Iterator[None]:
+    def _translated_errors(self, *, wait: bool = True) -> Iterator[None]:
         """Translate errors of SQLAlchemy to ours."""
         try:
             yield
@@ -159,8 +160,10 @@ class Database:
             original = getattr(error, "orig", None)
             if isinstance(original, AutosyncError):
                 raise original from None
-            if self._waits and isinstance(error, DBAPIError) and error.connection_invalidated:
-                raise self._lost(error) from error
+            if isinstance(error, DBAPIError):
+                busy = not wait and self._location.is_sqlite and "locked" in str(cause)
+                if busy or (self._waits and error.connection_invalidated):
+                    raise self._lost(error) from error
             raise _translate(error, cause, self._location) from error
 
     def _has_tables(self) -> bool:
@@ -241,7 +244,10 @@ def _create_sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        statement = connection.get_execution_options().get("begin", "BEGIN")
+        options = connection.get_execution_options()
+        if not options.get("wait", True):
+            connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+        statement = options.get("begin", "BEGIN")
         if statement is not None:
             connection.exec_driver_sql(statement)
 

@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 
 
 class LostTransactionError(StoreError):
-    """The connection was lost, and nothing of the transaction was written."""
+    """The connection was lost, or not to be waited for; nothing of the transaction was written."""
 
 
 def repeated(transaction: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -411,7 +411,7 @@ class TraceStore:
     def heartbeat(self, study_id: str) -> None:
         """Record for other machines that this process is alive; call it well within every 120 s.
 
-        If the database cannot be reached, the call does nothing, as a trial may be running.
+        If the database cannot be reached or is locked, the call does nothing: a trial may run.
 
         Raises:
             StoreError: The study does not belong to this process (any more).

@@ -400,6 +400,25 @@ def test_heartbeats_keep_a_study_and_stop_counting_after_120_s(
     assert store.claim_resumable("job") is not None
 
 
+def test_a_heartbeat_does_not_wait_for_another_writer(
+    store: TraceStore, path: Path, create: Create
+) -> None:
+    study = create()
+    _set_owner(path, study, 50)
+    query = "SELECT heartbeat_s FROM hvd_autosync_studies"
+    writer = sqlite3.connect(path, isolation_level=None)
+    before = writer.execute(query).fetchone()
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        store.heartbeat(study.study_id)  # would wait for 30 s, and then be an error
+    finally:
+        writer.execute("ROLLBACK")
+    assert writer.execute(query).fetchone() == before
+    store.heartbeat(study.study_id)
+    assert writer.execute(query).fetchone() > before
+    writer.close()
+
+
 def test_ended_studies_are_not_resumed(store: TraceStore, create: Create) -> None:
     store.finish(create().study_id, StudyStatus.FAILED, {}, None)
     assert store.claim_resumable("job") is None
