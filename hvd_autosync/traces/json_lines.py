@@ -12,7 +12,7 @@ from hvd_autosync.errors import TraceFormatError
 from hvd_autosync.search_space.records import UnknownFieldError
 
 #: A trial of 1,000 ranks and 200 steps has 8 MB.
-_LONGEST_LINE_BYTES = 32 * 1024 * 1024
+LONGEST_LINE_BYTES = 32 * 1024 * 1024
 _DEEPEST = 64
 #: Whole numbers beyond this do not fit the 64 bits that databases and numpy give them.
 _LARGEST_INTEGER = 2**63 - 1
@@ -63,11 +63,11 @@ class LineReader:
             TraceFormatError: The file ends, or the line is not a plain JSON object.
         """
         self._number += 1
-        line = self._stream.readline(_LONGEST_LINE_BYTES)
+        line = self._stream.readline(LONGEST_LINE_BYTES)
         if not line.endswith(b"\n"):
-            if len(line) == _LONGEST_LINE_BYTES:
+            if len(line) == LONGEST_LINE_BYTES:
                 raise self.error(
-                    f"the line is too long: it has {_LONGEST_LINE_BYTES:,} bytes or more"
+                    f"the line is too long: it has {LONGEST_LINE_BYTES:,} bytes or more"
                 )
             raise self.error("the file is cut off here")
         self._digest.update(line)

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.traces.anonymous import anonymous
-from hvd_autosync.traces.json_lines import LineReader
+from hvd_autosync.traces.json_lines import LONGEST_LINE_BYTES, LineReader
 from hvd_autosync.traces.records import StudyRecord, TrialRecord
 from hvd_autosync.traces.store import TraceStore
 from hvd_autosync.traces.validity import strict_study, strict_trial
@@ -63,15 +63,24 @@ def export_study(
         others: Ids of further studies for the same file, such as those that it learned from.
 
     Raises:
-        StoreError: There is no such study, the file exists, or it cannot be written.
+        StoreError: There is no such study, the file exists or cannot be written, or it would be
+            larger than files that can be imported.
     """
-    text = ""
+    lines: list[str] = []
     for each in (study_id, *others):
         study = store.study(each)
         trials = store.trials(study.study_id)
         if anonymously:
             study, trials = anonymous(study, trials)
-        text += "".join(_lines(study, trials))
+        lines += _lines(study, trials)
+    size, longest = sum(map(len, lines)), max(map(len, lines))
+    if size > _LARGEST_BYTES or longest > LONGEST_LINE_BYTES:
+        raise StoreError(
+            f"study {study_id} is too large for a trace file: {size:,} bytes of at most "
+            f"{_LARGEST_BYTES:,}, {longest:,} in one line of at most {LONGEST_LINE_BYTES:,}",
+            hint="Leave out the studies that it learned from, or copy the store instead.",
+        )
+    text = "".join(lines)
     if isinstance(path_or_stream, (str, os.PathLike)):
         _write(Path(path_or_stream), text, overwrite)
     else:

@@ -58,7 +58,7 @@ def test_ordinary_nesting_and_numbers_are_fine() -> None:
 
 
 def test_a_line_without_end_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "_LONGEST_LINE_BYTES", 100)
+    monkeypatch.setattr(json_lines, "LONGEST_LINE_BYTES", 100)
     with pytest.raises(TraceFormatError, match="line 1: the line is too long"):
         _reader(b" " * 1000).next_object()
 

@@ -15,7 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import StoreError, TraceFormatError
-from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, export_study, import_studies
+from hvd_autosync.traces import (
+    StudyRecord,
+    StudyStatus,
+    TraceStore,
+    export_study,
+    import_studies,
+    jsonl,
+)
 
 Seal = Callable[[Path, list[Any]], None]
 
@@ -154,6 +161,26 @@ def test_an_imported_running_study_is_not_resumed(
     import_studies(other, tmp_path / "running.jsonl")
     assert other.study(study_id).status is StudyStatus.RUNNING
     assert other.claim_resumable("job") is None
+
+
+@pytest.mark.parametrize("limit", ["_LARGEST_BYTES", "LONGEST_LINE_BYTES"])
+def test_what_could_not_be_imported_is_not_exported(
+    store: TraceStore,
+    finished: StudyRecord,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+) -> None:
+    lines = file.read_bytes().splitlines(keepends=True)
+    fits = sum(map(len, lines)) if limit == "_LARGEST_BYTES" else max(map(len, lines))
+    path, stream = file.with_name("again.jsonl"), io.StringIO()
+    monkeypatch.setattr(jsonl, limit, fits - 1)
+    for target in (path, stream):
+        with pytest.raises(StoreError, match=f"{finished.study_id} is too large.* {fits:,} "):
+            export_study(store, finished.study_id, target)
+    assert not path.exists() and not stream.getvalue()
+    monkeypatch.setattr(jsonl, limit, fits)
+    export_study(store, finished.study_id, path)
 
 
 def test_every_truncation_is_noticed(file: Path, other: TraceStore) -> None:
