@@ -15,7 +15,7 @@ from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.traces import StudyRecord
-from hvd_autosync.traces.validity import check_strategy
+from hvd_autosync.traces.validity import UnknownValueError, check_strategy
 
 #: Fewest warm-up steps of a shortened trial.
 _FEWEST_WARMUP = 3
@@ -175,9 +175,11 @@ class Conclusion(Record):
             if conclusion.winner != study.winner:
                 raise ValueError("its winner is not the study's")
         except (ValueError, AutosyncError) as error:
+            hint = f"Forget the study: hvd-autosync traces delete {study.study_id}"
+            if isinstance(error, UnknownValueError):
+                hint = f"{error.hint} Otherwise: {hint}"
             raise TraceFormatError(
-                f"the conclusion of study {study.study_id} is damaged: {error!s:.200}",
-                hint=f"Forget the study: hvd-autosync traces delete {study.study_id}",
+                f"the conclusion of study {study.study_id} is damaged: {error!s:.200}", hint=hint
             ) from None
         return conclusion
 

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, NoReturn, ParamSpec, TypeVar
 
 from hvd_autosync.errors import TraceFormatError
 from hvd_autosync.search_space.records import UnknownFieldError
+from hvd_autosync.traces.validity import UnknownValueError
 
 #: A trial of 1,000 ranks and 200 steps has 8 MB.
 LONGEST_LINE_BYTES = 32 * 1024 * 1024
@@ -94,6 +95,9 @@ class LineReader:
                 f"perhaps written by a newer hvd-autosync: {error}",
                 hint="Upgrade hvd-autosync, or get the file again; nothing was imported.",
             ) from None
+        except UnknownValueError as error:
+            hint = f"{error.hint} Otherwise get the file again; nothing was imported."
+            raise self.error(str(error), hint=hint) from None
         except ValueError as error:
             raise self.error(str(error)) from None
 

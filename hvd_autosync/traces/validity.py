@@ -32,6 +32,16 @@ _LONGEST_WORD = 255
 _STUDY_ID = re.compile(r"[0-9a-f]{12}")
 
 
+class UnknownValueError(ValueError):
+    """A strategy or a space has a knob or a value that no knob of this process has.
+
+    Attributes:
+        hint: What to do if it is not damaged.
+    """
+
+    hint = "If an extension adds it, set HVD_AUTOSYNC_EXTENSIONS to its file."
+
+
 def strict_study(fields: Mapping[str, Any]) -> StudyRecord:
     """Return the study that :meth:`StudyRecord.to_json` wrote.
 
@@ -111,14 +121,14 @@ def check_strategy(name: str, strategy: Strategy, space: SearchSpace | None) -> 
     """Check that each value is in its knob's domain: of the catalogue, or else of the space.
 
     Raises:
-        ValueError: A value or a knob is invalid.
+        UnknownValueError: A value or a knob is invalid.
     """
     try:
         for knob, value in strategy.items():
             own = space is not None and knob not in _CATALOGUE
             (space[knob] if space is not None and own else catalogue_knob(knob)).validate(value)
     except AutosyncError as error:
-        raise ValueError(f"{name}: {error.message}") from None
+        raise UnknownValueError(f"{name}: {error.message}") from None
 
 
 def _check_space(space: SearchSpace) -> None:
@@ -134,7 +144,7 @@ def _check_space(space: SearchSpace) -> None:
     except ArithmeticError as error:
         raise ValueError(f"space: the domain of a knob is impossible: {error}") from None
     except AutosyncError as error:
-        raise ValueError(f"space: {error.message}") from None
+        raise UnknownValueError(f"space: {error.message}") from None
 
 
 def _check_knob(knob: Knob, known: Knob) -> None:

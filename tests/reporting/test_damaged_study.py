@@ -43,5 +43,15 @@ def test_a_comparison_with_an_impossible_strategy(finished: StudyRecord, value: 
     assert finished.outcome is not None
     (first,) = finished.outcome["comparisons"]
     outcome = finished.outcome | {"comparisons": [{**first, "strategy": {"cycle_time_ms": value}}]}
-    with pytest.raises(TraceFormatError, match="damaged"):
+    with pytest.raises(TraceFormatError, match="damaged") as caught:
         Conclusion.of(replace(finished, outcome=outcome))
+    assert "traces delete" in caught.value.hint
+
+
+def test_a_comparison_with_a_choice_that_an_extension_may_have_added(finished: StudyRecord) -> None:
+    assert finished.outcome is not None
+    (first,) = finished.outcome["comparisons"]
+    outcome = finished.outcome | {"comparisons": [{**first, "strategy": {"large_codec": "mine"}}]}
+    with pytest.raises(TraceFormatError, match="'mine'") as caught:
+        Conclusion.of(replace(finished, outcome=outcome))
+    assert "HVD_AUTOSYNC_EXTENSIONS" in caught.value.hint

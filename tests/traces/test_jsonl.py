@@ -237,6 +237,22 @@ def test_headers_that_are_not_ours(
     assert ("Upgrade" in caught.value.hint) == (what == "newer")
 
 
+@pytest.mark.parametrize("part", ["space", "strategy"])
+def test_what_an_extension_may_have_added_is_named_with_its_variable(
+    file: Path, other: TraceStore, seal: Seal, part: str
+) -> None:
+    header, study, trial, *rest = _objects(file)
+    if part == "space":
+        (knob,) = (each for each in study["space"]["knobs"] if each["name"] == "controller")
+        knob["choices"].append("mine")
+    else:
+        trial["strategy"]["controller"] = "mine"
+    seal(file, [header, study, trial, *rest])
+    with pytest.raises(TraceFormatError, match=f"{part}: knob controller: 'mine'") as caught:
+        import_studies(other, file)
+    assert "HVD_AUTOSYNC_EXTENSIONS" in caught.value.hint and other.studies() == []
+
+
 def test_a_field_of_a_newer_version_is_named_with_what_to_do(
     file: Path, other: TraceStore, seal: Seal
 ) -> None:
