@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,11 +10,14 @@ from typing import Any
 
 from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.search_space import CategoricalKnob, IntegerKnob, Knob, Value
+from hvd_autosync.traces.location import resolve_location
 from hvd_autosync.traces.records import StudyRecord, TrialRecord
 
 
 def export_to_optuna(study: StudyRecord, trials: Sequence[TrialRecord], url: str) -> str:
     """Write a study to an Optuna storage, with the step time in milliseconds as the objective.
+
+    If it cannot be written whole, nothing of it stays in the storage.
 
     Args:
         study: The study, with its space.
@@ -40,23 +44,35 @@ def export_to_optuna(study: StudyRecord, trials: Sequence[TrialRecord], url: str
         )
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     name = f"hvd-autosync-{study.study_id}"
+    location = resolve_location(url)
+    secret = location.url.password
+    shown = location.address if secret is not None or location.url.query else url
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             there = optuna.create_study(storage=url, study_name=name, direction="minimize")
-            there.set_metric_names(["step time, ms"])
-            there.set_user_attr("command", list(study.command))
-            for trial in trials:
-                if trial.result is not None:
-                    there.add_trial(_trial(optuna, study, trial))
+            try:
+                there.set_metric_names(["step time, ms"])
+                there.set_user_attr("command", list(study.command))
+                for trial in trials:
+                    if trial.result is not None:
+                        there.add_trial(_trial(optuna, study, trial))
+            except BaseException:  # also Ctrl-C
+                with contextlib.suppress(Exception):
+                    optuna.delete_study(storage=url, study_name=name)
+                raise
     except optuna.exceptions.DuplicatedStudyError:
         raise StoreError(
-            f"{url} has a study {name} already",
-            hint=f"Delete it: optuna delete-study --storage {url} --study-name {name}",
+            f"{shown} has a study {name} already",
+            hint=f"Delete it: optuna delete-study --storage {shown} --study-name {name}",
         ) from None
     except Exception as error:  # of any database driver
+        reason = str(error).replace(url, shown)
+        if secret:
+            reason = reason.replace(str(secret), "***")
         raise StoreError(
-            f"Optuna cannot write to {url}: {error}", hint="Write for example sqlite:///optuna.db."
+            f"Optuna cannot write to {shown}: {reason}",
+            hint="Write for example sqlite:///optuna.db.",
         ) from error
     return name
 

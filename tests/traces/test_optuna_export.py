@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -29,6 +30,42 @@ def test_optuna_has_every_trial(tmp_path: Path) -> None:
     assert there.trials[0].user_attrs["kind"] == "default"
     with pytest.raises(StoreError, match="already"):
         export_to_optuna(study.record, some, url)
+
+
+def test_a_study_that_cannot_be_written_whole_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, url = Study.load(TABLE), f"sqlite:///{tmp_path / 'optuna.db'}"
+    some = study.history[:2]
+    add, calls = optuna.Study.add_trial, 0
+
+    def add_or_fail(there: Any, trial: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError("disk full")
+        add(there, trial)
+
+    monkeypatch.setattr(optuna.Study, "add_trial", add_or_fail)
+    with pytest.raises(StoreError, match="disk full"):
+        export_to_optuna(study.record, some, url)
+    name = export_to_optuna(study.record, some, url)
+    assert len(optuna.load_study(study_name=name, storage=url).trials) == 2
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_no_message_has_a_password(monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
+    url = "postgresql://me:s3cret@host/db?secret=s3cret"
+
+    def create_study(**keywords: Any) -> None:
+        if exists:
+            raise optuna.exceptions.DuplicatedStudyError
+        raise ValueError(f"no answer from {url}, s3cret")
+
+    monkeypatch.setattr(optuna, "create_study", create_study)
+    with pytest.raises(StoreError, match=r"me:\*\*\*@host/db") as caught:
+        export_to_optuna(Study.load(TABLE).record, (), url)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_the_command_knows_optuna_alone(tmp_path: Path) -> None:
