@@ -64,10 +64,10 @@ def quality_lines(
     for row, each in enumerate(trade_offs(space, trials, conclusion), start=1):
         verdict = each.verdict
         speedup = speedup_text(each.speedup) if math.isfinite(each.speedup) else "not measured"
-        word = WORDS[verdict.outcome]
+        reason = f": {verdict.reason}" if verdict.reason else ""  # shared traces have none
         front = ", on the Pareto front" if each.on_front else ""
         yield f"{row}  {space.describe(verdict.strategy)}"
-        yield f"   {speedup}{front}; {word}: {verdict.reason}"
+        yield f"   {speedup}{front}; {WORDS[verdict.outcome]}{reason}"
         if math.isfinite(verdict.loss):
             yield (
                 f"   loss {verdict.loss:.4g}, the default's {verdict.default_loss:.4g}, tolerated "

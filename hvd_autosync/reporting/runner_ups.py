@@ -82,7 +82,8 @@ def _refused(space: SearchSpace, strategy: Strategy, conclusion: Conclusion) -> 
         return ""
     verdicts = {space.lossy_part(each.strategy): each for each in conclusion.verdicts}
     if verdict := verdicts.get(space.lossy_part(strategy)):
-        return "" if verdict.admissible else f"refused, because {verdict.reason}"
+        because = f", because {verdict.reason}" if verdict.reason else ""  # shared traces have none
+        return "" if verdict.admissible else f"refused{because}"
     if verdicts:
         return "its losses were not judged: too similar to other strategies, or not fast enough"
     return ""

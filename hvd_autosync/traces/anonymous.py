@@ -8,9 +8,10 @@ times of day, and the ids of this and other studies.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from hvd_autosync.search_space import Host, ModelProfile, Resources, Task, TrialResult
 from hvd_autosync.traces.records import DRIFT, FALLBACKS, StudyRecord, TrialRecord, timestamp
@@ -28,6 +29,8 @@ _KEPT_INFO = (
     "candidates",
     "seed",
 )
+#: Entries of a verdict that are losses, or in their unit.
+_LOSSES = ("loss", "default_loss", "allowed", "bound")
 
 
 def anonymous_id(study_id: str) -> str:
@@ -51,6 +54,10 @@ def anonymous(
     outcome = study.outcome and {**study.outcome, "reason": ""}
     if outcome:
         outcome.pop(DRIFT, None)  # names hosts
+        if outcome.get("source"):
+            outcome["source"] = anonymous_id(str(outcome["source"]))
+        if isinstance(verdicts := outcome.get("verdicts"), list):
+            outcome["verdicts"] = [_verdict(each) for each in verdicts if isinstance(each, dict)]
         if study.fallbacks:  # the strategies are kept, without times and losses
             outcome[FALLBACKS] = [
                 replace(each, reason="", at="").to_json() for each in study.fallbacks
@@ -65,6 +72,12 @@ def anonymous(
         outcome=outcome,
     )
     return shared, [_trial(trial, study_id, earlier, hosts) for trial in trials]
+
+
+def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a verdict without losses, and without its reason, which tells them."""
+    removed = {name: None for name in _LOSSES if name in verdict}
+    return {**verdict, **removed, "reason": ""}
 
 
 def _aliases(resources: Resources) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hvd_autosync.errors import StudyError
-from hvd_autosync.reporting.explain_quality import trade_offs
+from hvd_autosync.reporting.explain_quality import WORDS, quality_lines, trade_offs
 from hvd_autosync.reporting.strategy_export import exported_strategy
 from hvd_autosync.search_space import RankReport, SearchSpace, TrialResult, TrialStatus, build_space
 from hvd_autosync.search_space.documents import read_toml
@@ -19,6 +19,7 @@ from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.traces.anonymous import anonymous
 
 #: Codec of large matrices -> seconds of a step, and loss where the default's is 1.
 JUDGED = {
@@ -79,6 +80,20 @@ def test_any_of_them_as_a_file(
     for row in ("0", "7", "-1", "best"):
         with pytest.raises(StudyError, match="it has rows 1 to 6"):
             exported_strategy(store, record, row)
+
+
+def test_verdicts_of_a_shared_study_have_no_losses(
+    judged: tuple[AskTellStudy, SearchSpace],
+) -> None:
+    study, space = judged
+    shared, trials = anonymous(study.record, study.history)
+    conclusion = Conclusion.of(shared)
+    assert conclusion is not None
+    lines = list(quality_lines(space, trials, conclusion))
+    assert [line.split("; ")[-1] for line in lines[1::2]] == [
+        WORDS[each.verdict.outcome] for each in trade_offs(space, trials, conclusion)
+    ]
+    assert not [line for line in lines if "loss " in line]
 
 
 def test_a_study_without_lossy_strategies_says_so(store: TraceStore, finished: StudyRecord) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hvd_autosync.commands.cli import app
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
+from hvd_autosync.study.quality import Verdict
 from hvd_autosync.traces import (
     Fallback,
     StudyRecord,
@@ -28,6 +29,8 @@ SECRETS = (
     "secret-host",
     "secret output",
     "secret loss",
+    "2.718281",
+    "feedfeedfeed",
 )
 
 
@@ -43,8 +46,12 @@ def secretive(store: TraceStore, finished: StudyRecord) -> StudyRecord:
         model=replace(model, parameters=(named, *model.parameters[1:])),
         resources=replace(resources, hosts=(host, *resources.hosts[1:])),
     )
+    losses = {"loss": 2.718281, "default_loss": 2.718281, "allowed": 2.718281, "bound": 2.718281}
+    verdict = {"strategy": {}, "outcome": "worse", "reason": "its loss is 2.718281", "pairs": 3}
+    outcome = {**(finished.outcome or {}), "verdicts": [verdict | losses], "source": "feedfeedfeed"}
     study = replace(
         finished,
+        outcome=outcome,
         study_id="0123456789ab",
         job_key="our secret project",
         task=task,
@@ -73,10 +80,12 @@ def test_nothing_tells_whose_it_is(
     path = tmp_path / "shared.jsonl"
     export_study(store, secretive.study_id, path, anonymously=True)
     text = path.read_text()
-    for secret in (*SECRETS, secretive.study_id, "feedfeedfeed"):
+    for secret in (*SECRETS, secretive.study_id):
         assert secret not in text
     times = [json.loads(line) for line in text.splitlines()]
     assert [each["step"] for each in times[1]["outcome"]["fallbacks"]] == [64]
+    assert [each["outcome"] for each in times[1]["outcome"]["verdicts"]] == ["worse"]
+    assert Verdict.from_json(times[1]["outcome"]["verdicts"][0]).pairs == 3
     assert times[1]["created_at"].endswith("T00:00:00.000000+00:00")
 
 
