@@ -20,7 +20,14 @@ from typing import IO, Any, NoReturn
 from hvd_autosync.errors import LiveTuningError
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, TrialStatus
+from hvd_autosync.search_space import (
+    Link,
+    Strategy,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+    catalogue_knob,
+)
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, exchange_plan
 
 #: Warm-up steps of a trial after the default's: the first steps under a plan gather what it needs.
@@ -176,7 +183,8 @@ class LiveRunner:
     ) -> TrialResult:
         """Run one trial; the training then goes on under the best strategy so far.
 
-        A training that is lost in the trial of a strategy is the result of that trial.
+        A training that is lost in the trial of another strategy than its own is the result of that
+        trial.
 
         Raises:
             TrainingEnded: The script has ended by itself, or was stopped from outside. The trial
@@ -198,7 +206,7 @@ class LiveRunner:
         except TrainingLost as end:
             if self._training.stopped:
                 raise TrainingEnded("the training was stopped") from None
-            if _is_horovods(spec.strategy):
+            if _is_untouched(spec.strategy):
                 raise
             # It is known before anything else happens that this strategy was tried then.
             hung = isinstance(end, TrainingHung)
@@ -304,3 +312,8 @@ def _named(strategy: Strategy, classes: Classes) -> dict[str, Any]:
 def _is_horovods(strategy: Strategy) -> bool:
     """Return whether gradients are exchanged under it as Horovod does by itself."""
     return exchange_plan(strategy) in (None, ExchangePlan())
+
+
+def _is_untouched(strategy: Strategy) -> bool:
+    """Return whether the training is under it as its script and its launcher have begun it."""
+    return all(value == catalogue_knob(name).default for name, value in strategy.items())

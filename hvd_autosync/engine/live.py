@@ -19,7 +19,7 @@ from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.catalogue import catalogue_knob
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
 from hvd_autosync.search_space.knobs import CategoricalKnob, Value
-from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
+from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 #: How often one training is tuned again after drift.
 _MOST_RETUNES = 3
@@ -170,7 +170,7 @@ def failed_trial(job: Job, options: Options, since: str) -> TrialRecord | None:
     """
     key = tuning_key(job, options, load_restrictions(options.space))
     with closing(TraceStore(options.store)) as store:
-        for study in store.studies(job_key=key, status=StudyStatus.RUNNING):
+        for study in store.studies(job_key=key):
             for trial in store.trials(study.study_id):
                 if _lost(trial) and trial.asked_at >= since:
                     return trial

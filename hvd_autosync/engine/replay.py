@@ -19,7 +19,7 @@ from hvd_autosync.learner import BayesianLearner, Observation
 from hvd_autosync.learner.registry import learner_spec
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialSpec
 from hvd_autosync.study.decision import Decision, TrialRequest
-from hvd_autosync.study.study import AskTellStudy, problem_of
+from hvd_autosync.study.study import AskTellStudy, counted, problem_of
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
 
@@ -156,7 +156,7 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
     problem, learner = problem_of(store, study, trials), BayesianLearner()
 
     def asked_at(number: int, moment: str | None) -> TrialRequest | Conclusion:
-        known = [_as_of(trial, moment) for trial in trials[:number]]
+        known = [_as_of(trial, moment) for trial in counted(space, trials[:number])]
         seen = [trial for trial in known if trial is not None]
         if not seen:  # those before were lost with their driver
             return TrialRequest(Strategy(), "default")

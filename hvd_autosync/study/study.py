@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -49,6 +49,9 @@ from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecor
 from hvd_autosync.util.versions import deciding_versions
 
 _LOG = logging.getLogger(__name__)
+#: So often in a row a trial is lost with its driver before its strategy counts as crashed: Ctrl-C
+#: may come in the same trial twice.
+_LOST_IN_A_ROW = 3
 
 
 class AskTellStudy:
@@ -210,8 +213,7 @@ class AskTellStudy:
         return Trial(number, wanted.kind, wanted.strategy, wanted.steps, wanted.seed)
 
     def _counted(self) -> list[TrialRecord]:
-        """Return the trials with a result, and those that are open; others died with a driver."""
-        return [t for t in self.history if t.result is not None or t.number in self._mine]
+        return counted(self.record.space, self.history, running=self._mine)
 
     def _check_open(self, wanted: TrialRequest | Conclusion) -> None:
         """Check that nothing final is decided without the results of open trials."""
@@ -276,6 +278,36 @@ class AskTellStudy:
         self.record = replace(
             self.record, status=StudyStatus.FINISHED, outcome=outcome, winner=conclusion.winner
         )
+
+
+def counted(
+    space: SearchSpace | None, trials: Sequence[TrialRecord], running: Collection[int] = ()
+) -> list[TrialRecord]:
+    """Return the trials of a study that decisions depend on.
+
+    Those that were lost with their driver are left out, and so asked for again. Where this has
+    happened three times in a row, the strategy may be what ends the driver, as for want of memory:
+    the trial counts as crashed. Trials of the default do not.
+
+    Args:
+        space: The space of the study, once it is known.
+        trials: All trials, in order.
+        running: Numbers of trials that still run.
+    """
+    found: list[TrialRecord] = []
+    lost, times = None, 0
+    for trial in trials:
+        if trial.result is not None or trial.number in running:
+            lost, times = None, 0
+            found.append(trial)
+            continue
+        again = (trial.kind, trial.strategy) == lost
+        lost, times = (trial.kind, trial.strategy), times + 1 if again else 1
+        is_default = trial.kind == "default" or (space and trial.strategy == space.default)
+        if times >= _LOST_IN_A_ROW and not is_default:
+            reason = f"its driver was lost in this trial {times} times in a row"
+            found.append(replace(trial, result=TrialResult(TrialStatus.CRASHED, reason)))
+    return found
 
 
 def problem_of(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord]) -> Problem:

@@ -221,6 +221,8 @@ def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -
     assert trials[1].result.reason.endswith(LOST_IN_TRIAL)
     assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1]
     assert failed_trial(JOB, chosen, "9") is None
+    TraceStore(chosen.store).finish(record.study_id, StudyStatus.FINISHED, {}, None)
+    assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1], "it may be the last trial"
 
 
 def launched_winner(options: Options, winner: Strategy) -> StudyRecord:

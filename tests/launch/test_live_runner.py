@@ -169,10 +169,12 @@ def test_a_trial_knows_the_time_that_is_left(rank: Rank) -> None:
     assert left == [math.inf, 7.5]
 
 
-def test_a_rank_that_dies_in_a_trial_is_its_result(rank: Rank) -> None:
+@pytest.mark.parametrize("strategy", [FAST, Strategy({"buckets": 0, "cache_capacity": 0})])
+def test_a_rank_that_dies_in_a_trial_is_its_result(strategy: Strategy, rank: Rank) -> None:
+    """Also where gradients are exchanged by Horovod, which was initialized again."""
     rank.answer(lambda _: rank.die())
     runner = LiveRunner(rank.training)
-    lost = run(runner)
+    lost = run(runner, strategy)
     assert lost.status is TrialStatus.CRASHED
     assert lost.reason.endswith(LOST_IN_TRIAL)
     with pytest.raises(TrainingLost):
@@ -193,10 +195,11 @@ def test_a_rank_that_is_stopped_in_a_trial_is_no_result(rank: Rank, late_s: floa
     assert not runner.lost
 
 
-def test_under_the_default_nothing_is_to_blame(rank: Rank) -> None:
+@pytest.mark.parametrize("default", [Strategy(), Strategy({"buckets": 0, "cache_capacity": 1024})])
+def test_under_the_default_nothing_is_to_blame(default: Strategy, rank: Rank) -> None:
     rank.answer(lambda _: rank.die())
     with pytest.raises(TrainingLost):
-        run(LiveRunner(rank.training), Strategy())
+        run(LiveRunner(rank.training), default)
 
 
 def test_the_end_of_the_script_is_no_failure(rank: Rank) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hvd_autosync.engine.replay import verify
 from hvd_autosync.errors import StudyError
 from hvd_autosync.learner import BayesianLearner
 from hvd_autosync.learner.problem import Problem
@@ -36,7 +37,7 @@ from hvd_autosync.study.decision import Decision
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.related_studies import observations_of
-from hvd_autosync.study.study import AskTellStudy
+from hvd_autosync.study.study import AskTellStudy, counted
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord
 from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S
@@ -646,6 +647,26 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
     measured = [t for t in resumed.history if t.result is not None]
     assert [t.strategy for t in measured[:4]] == before
     assert traces.study(record.study_id).status is StudyStatus.FINISHED
+
+
+def test_a_strategy_that_takes_its_driver_along_is_given_up(tmp_path: Path) -> None:
+    first = study(tmp_path)
+
+    def lost() -> Trial:
+        trial = AskTellStudy(first.store, first.record).ask()
+        assert trial is not None
+        return trial
+
+    assert {lost().kind for _ in range(4)} == {"default"}, "nothing can be tuned without it"
+    default = first.ask()
+    assert default is not None
+    first.tell(default, [0.1] * 20)
+    strategies = [lost().strategy for _ in range(4)]
+    assert strategies[0] == strategies[1] == strategies[2] != strategies[3]
+    (crashed,) = (t for t in counted(SPACE, first.history) if t.kind != "default")
+    assert crashed.strategy == strategies[0] and crashed.result is not None
+    assert crashed.result.status is TrialStatus.CRASHED
+    assert all(c.same for c in verify(first.store, first.record, first.history))
 
 
 def test_who_asks_and_tells_is_alive_for_other_machines(
