@@ -46,25 +46,27 @@ def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOu
         "steps: speeds that it prints meanwhile are those of trials"
     )
     variables = options_environment(options)
-    began = datetime.now(timezone.utc)
-    ended = run_live_training(job, variables, may_refuse=may_refuse)
-    if not ended.status and not ended.begun:
-        _say(
-            "nothing was tuned: rank 0 did not import horovod.torch. Only jobs with PyTorch can be "
-            "tuned"
-        )
-    if ended.status == 0 or ended.stopped or ended.refusal:
-        return ended
-    failed = _failed_in_trial(job, options, began)
-    if failed is None:
-        return ended
-    strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
-    what = f"the training failed in the trial of {strategy}, which is not tried again"
-    if datetime.fromisoformat(failed.asked_at) - began > _EARLY:
-        _say(f"{what}; run the same command again to resume")
-        return ended
-    _say(f"{what}; starting the training again")
-    return run_live_training(job, variables, may_refuse=may_refuse)
+    restarted = False
+    while True:
+        began = datetime.now(timezone.utc)
+        ended = run_live_training(job, variables, may_refuse=may_refuse)
+        if not ended.status and not ended.begun:
+            _say(
+                "nothing was tuned: rank 0 did not import horovod.torch. Only jobs with PyTorch "
+                "can be tuned"
+            )
+        if ended.status == 0 or ended.stopped or ended.refusal:
+            return ended
+        failed = _failed_in_trial(job, options, began)
+        if failed is None:
+            return ended
+        strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
+        what = f"the training failed in the trial of {strategy}, which is not tried again"
+        if restarted or datetime.fromisoformat(failed.asked_at) - began > _EARLY:
+            _say(f"{what}; run the same command again to continue the tuning")
+            return ended
+        _say(f"{what}; starting the training again")
+        restarted = True
 
 
 def _failed_in_trial(job: Job, options: Options, began: datetime) -> TrialRecord | None:

@@ -1,4 +1,4 @@
-"""Compatibility of the winner of a recorded study with another job or a running training."""
+"""Compatibility of a recorded study, or of its winner, with another job or a running training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from hvd_autosync.launch.masking import redact, without_digests
 from hvd_autosync.search_space import Host, ModelProfile, Strategy, catalogue_knob
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, parameter_classes
 from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.search_space.strategy_file import check_fits, check_model
+from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.anonymous import is_anonymous
 from hvd_autosync.util.printable import shell_line
@@ -67,6 +69,33 @@ def _own_value(study: StudyRecord, name: str) -> Value | None:
     if name == "controller":
         return default_controller(horovod_build())
     return catalogue_knob(name).default
+
+
+def why_not_resumed(
+    study: StudyRecord,
+    settings: StudySettings,
+    fixed: Collection[str],
+    unwanted: Mapping[str, Collection[Value]],
+) -> str:
+    """Return why an interrupted study is not resumed; empty if it is.
+
+    Args:
+        study: The study.
+        settings: The settings of now.
+        fixed: Knobs that cannot be changed now.
+        unwanted: Choices of knobs that shall not be tried now.
+    """
+    own = settings.to_json()
+    if study.settings != own:
+        pairs = {name: (value, own.get(name)) for name, value in study.settings.items()}
+        texts = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
+        return f"has other settings ({'; '.join(texts) or 'of another version'})"
+    if study.space is None:
+        return ""
+    kept = without_choices(study.space, unwanted)
+    both = zip(study.space.knobs, kept.knobs, strict=True)
+    names = [knob.name for knob, now in both if knob.name in fixed or knob != now]
+    return f"has what is not tried any more ({', '.join(names)})" if names else ""
 
 
 def classes_for(study: StudyRecord, job: Job, location: str | None) -> Classes:

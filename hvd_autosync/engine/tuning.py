@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hvd_autosync.engine.cluster import links_of
-from hvd_autosync.engine.compatibility import why_not_in_place
+from hvd_autosync.engine.compatibility import why_not_in_place, why_not_resumed
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError, StoreError
@@ -171,7 +171,7 @@ def tune(
             # Few trials suffice: by default it learns from related studies, such as the earlier.
             settings = replace(settings, trials=min(settings.trials, _RETUNE_TRIALS), retune=True)
         listener.on_notice(f"tuning again after study {known.study_id}: {again}")
-    study, resumed = _open_study(store, key, job, settings, learner, listener)
+    study, resumed = _open_study(store, key, job, settings, learner, listener, fixed, unwanted)
     try:
         listener.on_study_start(study, resumed=resumed)
         if runner is None:
@@ -228,30 +228,25 @@ def _open_study(
     settings: StudySettings,
     learner: Learner | None,
     listener: Listener,
+    fixed: Collection[str],
+    unwanted: Mapping[str, Collection[Value]],
 ) -> tuple[AskTellStudy, bool]:
     record = store.claim_resumable(key)
-    if record is not None and record.settings == settings.to_json():
-        return AskTellStudy(store, record, learner), True
     if record is not None:
-        superseded = {"reason": "it was interrupted, then run again with other settings"}
+        why = why_not_resumed(record, settings, fixed, unwanted)
+        if not why:
+            return AskTellStudy(store, record, learner), True
+        superseded = {"reason": f"it was interrupted, and {why}"}
         store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
         listener.on_notice(
-            f"starting a new study: the interrupted study {record.study_id} of this job has other "
-            f"settings ({_differing(record.settings, settings)}); its trials stay in the store"
+            f"starting a new study: the interrupted study {record.study_id} of this job {why}; its "
+            "trials stay in the store"
         )
     command = job.display()
     study = AskTellStudy.create(
         store=store, settings=settings, job_key=key, command=command, learner=learner
     )
     return study, False
-
-
-def _differing(before: dict[str, Any], now: StudySettings) -> str:
-    """Return the settings that differ, for people."""
-    own = now.to_json()
-    pairs = {name: (value, own.get(name)) for name, value in before.items()}
-    texts = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
-    return "; ".join(texts) or "of another version"
 
 
 class _Tuning:

@@ -70,6 +70,23 @@ def test_a_training_that_fails_in_an_early_trial_is_started_again(
     assert ("starting the training again" in said) is (launches == 2)
 
 
+def test_a_training_that_fails_in_another_trial_is_not_started_for_a_third_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = iter([3, 4])
+
+    def fail(*_: object) -> SimpleNamespace:
+        asked = timestamp(datetime.now(timezone.utc))
+        return SimpleNamespace(strategy=Strategy({"buckets": next(counts)}), asked_at=asked)
+
+    monkeypatch.setattr(live, "failed_trial", fail)
+    monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(1))
+    assert live_train.train_live(JOB, Options(mode="live")).status == 1
+    *_, first, second = capsys.readouterr().err.splitlines()
+    assert "trial of buckets=3" in first and "starting the training again" in first
+    assert "trial of buckets=4" in second and "run the same command again" in second
+
+
 def test_a_store_that_is_gone_by_then_leaves_the_trainings_own_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

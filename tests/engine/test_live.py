@@ -225,6 +225,32 @@ def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -
     assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1], "it may be the last trial"
 
 
+@pytest.mark.parametrize(
+    ("name", "resumed"), [("buckets", True), ("cycle_time_ms", False), ("large_exchange", False)]
+)
+def test_an_interrupted_study_with_what_is_not_tried_now_is_not_resumed(
+    name: str, resumed: bool, tmp_path: Path
+) -> None:
+    """Its other trials would fail the training, or measure what they do not change."""
+    chosen = options(tmp_path)
+    store = TraceStore(chosen.store)
+    settings = settings_of(chosen).to_json()
+    key = tuning_key(JOB, chosen, {})
+    before = store.create_study(job_key=key, command=(), settings=settings, versions={})
+    store.describe_task(before.study_id, None, SearchSpace((catalogue_knob(name),)))
+    store.let_go(before.study_id)
+    study, _ = study_of(SimulatedTraining(dies_in=1), chosen)
+    with pytest.raises(TrainingLost):
+        study.run()
+    notices = [call.args[0] for call in study._listener.on_notice.call_args_list]  # type: ignore[attr-defined]
+    assert any(f"not tried any more ({name})" in each for each in notices) is not resumed
+    newest = store.studies()[0]
+    assert (newest.study_id == before.study_id) is resumed
+    assert store.study(before.study_id).status is (
+        StudyStatus.RUNNING if resumed else StudyStatus.FAILED
+    )
+
+
 def launched_winner(options: Options, winner: Strategy) -> StudyRecord:
     """A finished study of the job by launched trials, in the store."""
     store = TraceStore(options.store)
