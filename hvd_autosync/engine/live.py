@@ -89,13 +89,14 @@ class LiveStudy:
         while True:
             study = self._tune()
             drift = self._training.wait("drift")["text"]
-            TraceStore(self._options.store).keep_drift(study.study_id, [drift])
             retunes += 1
             if retunes > _MOST_RETUNES:
                 self._listener.on_notice(
                     f"the training was tuned {retunes} times, and is not again"
                 )
                 self._training.wait()
+            # Only now: the next run of the job would tune again, too.
+            TraceStore(self._options.store).keep_drift(study.study_id, [drift])
 
     def _tune(self) -> StudyRecord:
         """Tune the training, and let it go on under the winner."""

@@ -18,6 +18,7 @@ import pytest
 from hvd_autosync.engine import live
 from hvd_autosync.engine.live import Cost, LiveStudy, failed_choices, failed_trial
 from hvd_autosync.engine.live_job import live_job, live_options
+from hvd_autosync.engine.mode import is_tuned
 from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.replay import verify
 from hvd_autosync.engine.study_options import settings_of, tuning_key
@@ -206,6 +207,7 @@ def test_a_training_that_drifts_for_ever_is_not_tuned_for_ever(tmp_path: Path) -
     waits.join(60)
     assert waits.is_alive(), "it waits for the end of the training"
     assert len(switches) == 4
+    assert is_tuned(JOB, options(tmp_path)), "the next run of the job does not begin with trials"
 
 
 def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -> None:
