@@ -180,9 +180,10 @@ class TraceStore:
         }
         with self._database.writing() as connection:
             rows.lock_running(connection, study_id)
-            # A training may have run already, if the tuning was interrupted.
+            # A training may have run already, if the tuning was interrupted; the last trials came
+            # after any drift of its steps.
             (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
-            kept = {name: value for name, value in (study.outcome or {}).items() if name in LATER}
+            kept = {k: v for k, v in (study.outcome or {}).items() if k == FALLBACKS}
             columns["outcome"] = {**kept, **outcome}
             rows.update_study(connection, study_id, columns)
 

@@ -23,7 +23,7 @@ from hvd_autosync.search_space import (
     TrialStatus,
     build_space,
 )
-from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.traces import Fallback, StudyRecord, StudyStatus, TraceStore
 
 _FORK = multiprocessing.get_context("fork")
 _ROOT = Path(__file__).parents[2]
@@ -142,6 +142,18 @@ def test_an_ended_study_never_changes(
         with pytest.raises(StoreError, match=study_id):
             change()
     assert _everything(store) == before
+
+
+def test_drift_of_a_training_before_the_last_trials_is_forgotten(
+    store: TraceStore, create: Create
+) -> None:
+    """As after Ctrl-C, when the same command concludes the study later."""
+    study = create("the job")
+    store.keep_drift(study.study_id, ["steps have become slower"])
+    store.keep_fallback(study.study_id, Fallback(Strategy({"local_steps": 4}), 64, "a reason"))
+    store.finish(study.study_id, StudyStatus.FINISHED, {"reason": "it won"}, Strategy())
+    ended = store.study(study.study_id)
+    assert (ended.drift, len(ended.fallbacks)) == ((), 1)
 
 
 def test_running_is_not_an_end(store: TraceStore, create: Create) -> None:
