@@ -160,6 +160,8 @@ def train_under_winner(
         The exit status of the training.
     """
     from hvd_autosync.engine.training import run_training
+    from hvd_autosync.launch.remote import remote_hosts
+    from hvd_autosync.search_space.sync_plan import sync_plan
 
     strategy = record.winner or Strategy()
     kept: list[str] = []
@@ -172,6 +174,12 @@ def train_under_winner(
         _say(answer)
     for line in kept:
         _say(line)
+    plan = sync_plan(strategy)
+    if plan is not None and plan.lossy and len(remote_hosts(job)) == len(job.hosts):
+        _say(
+            "no rank ran on this host, so it is not known here whether the loss guard has ended "
+            "this strategy, as rank 0 prints then: the next run uses it again"
+        )
     if ended.drift:
         _say(_keep_drift(record, options, ended.drift))
     return ended.status

@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 
 from hvd_autosync.commands import flag
+from hvd_autosync.commands.tune_and_train import train_under_winner
 from hvd_autosync.engine import training
 from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.preflight import check_command
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
-from hvd_autosync.engine.training import OnFallback, RunOutcome
+from hvd_autosync.engine.training import OnFallback, RunOutcome, TrainingContext
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch import remote
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host, SearchSpace, Strategy, catalogue_knob
+from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.fallbacks import excluded_strategies
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study, import_studies
@@ -298,3 +301,28 @@ def test_a_shared_study_learns_nothing_of_a_training_that_replays_it(
     said = capsys.readouterr().err
     for message in ("only --autosync-replay uses it", "the next run tunes again"):
         assert (message in said) is not shared
+
+
+@pytest.mark.parametrize(
+    ("winner", "remote_count", "told"),
+    [({"local_steps": 4}, 2, True), ({"local_steps": 4}, 1, False), ({"buckets": 3}, 2, False)],
+)
+def test_a_fallback_that_cannot_be_seen_from_here_is_told(
+    winner: dict[str, Value],
+    remote_count: int,
+    told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As on a login node, where no rank runs."""
+    monkeypatch.setattr(training, "run_training", lambda *_, **__: RunOutcome(0))
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 1), Host("b", 1)))
+    monkeypatch.setattr(remote, "remote_hosts", lambda job: job.hosts[:remote_count])
+    options = Options(store=str(tmp_path / "traces.db"))
+    study = TraceStore(options.store).create_study(
+        job_key="key", command=(), settings={}, versions={}
+    )
+    record = replace(study, winner=Strategy(winner))
+    assert train_under_winner(job, options, record, TrainingContext()) == 0
+    assert ("no rank ran on this host" in capsys.readouterr().err) is told
