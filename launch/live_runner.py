@@ -201,6 +201,7 @@ class LiveRunner:
         _, best, classes = self._best
         going_on = {"best": _named(best, classes), "left_s": limits.total_s}
         self._training.send({"type": "trial", "spec": fields, **going_on})
+        began = time.monotonic()
         try:
             result = self._result(spec, limits, progress)
         except TrainingLost as end:
@@ -211,7 +212,8 @@ class LiveRunner:
             # It is known before anything else happens that this strategy was tried then.
             hung = isinstance(end, TrainingHung)
             status = TrialStatus.HUNG if hung else TrialStatus.CRASHED
-            result = TrialResult(status, f"{end.message} {LOST_IN_TRIAL}")
+            total_s = time.monotonic() - began
+            result = TrialResult(status, f"{end.message} {LOST_IN_TRIAL}", total_s=total_s)
             self.lost = True
         self._keep_best(spec, result)
         return result
