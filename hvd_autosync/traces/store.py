@@ -33,7 +33,6 @@ from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import (
     DRIFT,
     FALLBACKS,
-    LATER,
     Fallback,
     StudyRecord,
     StudyStatus,
