@@ -1,8 +1,9 @@
 """Confirmation: the best candidates are measured again, in turn with the default.
 
 The fastest of many noisy trials looks faster than it is (winner's curse). So the candidates and the
-default are measured again, round by round (A B C, A B C, ...), and only these measurements count.
-Drifts of the machine affect a whole round alike, so the interval is that of paired log ratios.
+default are measured again, round by round, and only these measurements count. Drifts of the machine
+affect a round much alike, so the interval is that of paired log ratios. Every second round has the
+reverse order (A B C, C B A, ...), so a steady drift does not always favour the same strategy.
 
 Testing after each round, and each candidate, is multiple testing. So the allowed error is divided
 among all looks at all candidates, and the intervals hold at all looks together (repeated confidence
@@ -159,7 +160,8 @@ class Confirmation:
             settled = not any(c.undecided for c in self.comparisons())
             if settled or rounds >= MAX_ROUNDS:
                 return None
-        return next(s for s in contenders if begun[s] == rounds)
+        order = reversed(contenders) if rounds % 2 else contenders
+        return next(s for s in order if begun[s] == rounds)
 
     def comparisons(self) -> list[Comparison]:
         """Return the comparison of each candidate that was measured and never failed, best first.

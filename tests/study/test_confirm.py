@@ -63,12 +63,17 @@ def test_the_default_is_rarely_beaten_by_itself() -> None:
     assert wrong / 400 < 0.08
 
 
-def winners_of_equals(rng: np.random.Generator, candidates: int, spread: float) -> int:
-    """Whether one whole confirmation of strategies that equal the default proves any of them."""
+def winners_of_equals(
+    rng: np.random.Generator, candidates: int, spread: float, drift: float = 0.0
+) -> int:
+    """Whether one whole confirmation of strategies that equal the default proves any of them.
+
+    The logarithm of the step time changes by ``drift`` from trial to trial.
+    """
     names = [Strategy({"cycle_time_ms": 1.0 + i}) for i in range(candidates)]
     measured: list[Measurement] = []
     while (strategy := Confirmation(DEFAULT, names, measured).next()) is not None:
-        (time,) = times(math.exp(rng.normal(0, spread)))
+        (time,) = times(math.exp(rng.normal(0, spread) + drift * len(measured)))
         measured.append(Measurement(strategy, time))
     return any(c.proven for c in Confirmation(DEFAULT, names, measured).comparisons())
 
@@ -78,6 +83,13 @@ def test_looking_again_and_again_does_not_make_false_winners(candidates: int) ->
     rng = np.random.default_rng(2)
     wrong = sum(winners_of_equals(rng, candidates, 0.03) for _ in range(400))
     assert wrong / 400 < 0.07  # 5 %, and two standard errors
+
+
+@pytest.mark.parametrize("drift", [-0.01, 0.01])
+@pytest.mark.parametrize("candidates", [1, 2])
+def test_a_steady_drift_alone_makes_no_winner(candidates: int, drift: float) -> None:
+    """A round that always began with the default would favour the others while steps shorten."""
+    assert not winners_of_equals(np.random.default_rng(2), candidates, 0.0, drift)
 
 
 def test_a_candidate_that_fails_once_is_out() -> None:
@@ -124,9 +136,9 @@ def test_nothing_is_decided_while_measurements_run() -> None:
     slower = [Measurement(s, t) for s, t in zip((default, other) * 3, times(1, 2) * 3, strict=True)]
     assert Confirmation(default, [other], slower).next() is None
     running = [*slower[:-1], Measurement(other, None, running=True)]
-    assert Confirmation(default, [other], running).next() == default
+    assert Confirmation(default, [other], running).next() == other  # the fourth round is backward
     without_times = [replace(m, time=None, running=True) for m in slower]
-    assert Confirmation(default, [other], without_times).next() == default
+    assert Confirmation(default, [other], without_times).next() == other
     more = [*slower, *(Measurement(default, t) for t in times(*[1] * 9))]
     assert Confirmation(default, [other], more).comparisons()[0].rounds == 3
 
@@ -150,15 +162,19 @@ def test_a_candidate_that_is_never_faster_is_not_measured_for_long(
         for own in rounds
         for s, t in zip((DEFAULT, slow), times(1, own), strict=True)
     ]
-    assert Confirmation(DEFAULT, [slow], measured).next() == (DEFAULT if goes_on else None)
+    backward = len(rounds) % 2 == 1  # the order of the next round
+    first = slow if backward else DEFAULT
+    assert Confirmation(DEFAULT, [slow], measured).next() == (first if goes_on else None)
     assert [c.strategy for c in Confirmation(DEFAULT, [slow], measured).comparisons()] == [slow]
     both = [
         Measurement(s, t)
         for own in rounds
         for s, t in zip((DEFAULT, slow, other), times(1, own, 0.8), strict=True)
     ]
-    with_other = Confirmation(DEFAULT, [slow, other], [*both, *measured[:1]])
-    assert with_other.next() == (slow if goes_on else other)
+    (time,) = times(1)
+    begun = [*both, Measurement(other if backward else DEFAULT, time)]
+    last = DEFAULT if backward else other
+    assert Confirmation(DEFAULT, [slow, other], begun).next() == (slow if goes_on else last)
 
 
 def test_nothing_measured_is_an_error() -> None:

@@ -434,8 +434,9 @@ def test_confirmation_measures_in_turn(tmp_path: Path) -> None:
     assert len(confirmed) >= 6
     width = len(set(confirmed))
     assert confirmed[0] == SPACE.default
-    for start in range(0, len(confirmed), width):
-        assert confirmed[start : start + width] == confirmed[:width]
+    for number, start in enumerate(range(0, len(confirmed), width)):
+        order = confirmed[:width] if number % 2 == 0 else confirmed[:width][::-1]
+        assert confirmed[start : start + width] == order
 
 
 def test_failed_trials_do_not_stop_it(tmp_path: Path) -> None:
