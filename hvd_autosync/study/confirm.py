@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -178,6 +179,15 @@ class Confirmation:
                 share = _SPENT.get(rounds, _SPENT[MIN_ROUNDS]) / len(self._candidates)
                 found.append(compare(candidate, default[:rounds], own[:rounds], share))
         return sorted(found, key=lambda each: (each.proven, each.speedup), reverse=True)
+
+    def default_s(self) -> float:
+        """Return the default's step time in the rounds of the best comparison, seconds.
+
+        It is the geometric mean: over the speedup it is that of the candidate. NaN without a round.
+        """
+        rounds = max((c.rounds for c in self.comparisons()[:1]), default=0)
+        times = self._times(self._default)[:rounds]
+        return geometric_mean(t.mean_s for t in times) if times else math.nan
 
     def _failed(self, strategy: Strategy) -> bool:
         failures = sum(

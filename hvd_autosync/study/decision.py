@@ -17,7 +17,7 @@ from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import Strategy, TrialStatus
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, pruned, quality_constraint
-from hvd_autosync.study.confirm import Comparison, Confirmation, Measurement
+from hvd_autosync.study.confirm import Confirmation, Measurement
 from hvd_autosync.study.fallbacks import is_excluded
 from hvd_autosync.study.noninferiority import MOST_JUDGED
 from hvd_autosync.study.quality import QualityCheck, Verdict
@@ -98,7 +98,7 @@ class Decision:
         too_long = self._too_long(candidates, begun=bool(confirming))
         if next_one is None or too_long:
             why = too_long if next_one is not None else ""
-            return self._concluded(confirmation.comparisons(), stopped, verdicts, why)
+            return self._concluded(confirmation, stopped, verdicts, why)
         plan: dict[str, Any] = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
         if without := [dict(verdict.strategy) for verdict in verdicts if not verdict.pairs]:
             plan["unjudged"] = without  # so that the conclusion says why
@@ -275,19 +275,18 @@ class Decision:
         )
 
     def _concluded(
-        self, comparisons: list[Comparison], stopped: str, verdicts: Sequence[Verdict], why: str
+        self, confirmation: Confirmation, stopped: str, verdicts: Sequence[Verdict], why: str
     ) -> Conclusion:
         """Return the conclusion of the study.
 
         Args:
-            comparisons: Comparisons of the confirmed candidates with the default.
+            confirmation: The confirmation, with or without trials.
             stopped: Why exploring ended.
             verdicts: Verdicts on lossy strategies.
             why: Why the confirmation ended before it was complete; else empty.
         """
+        comparisons = confirmation.comparisons()
         best = comparisons[0] if comparisons else None
-        default = default_result(self._trials)
-        first = default.step_time if default else None
         winner = self._space.default
         if best is not None and best.proven:
             winner, reason = best.strategy, "it was faster than the default when measured again"
@@ -301,7 +300,11 @@ class Decision:
             reason = "lossy strategies were refused for their losses, and no other is fast enough"
         else:
             reason = "no strategy that may be used promises to beat the default by much"
-        default_s = first.mean_s if first else math.nan
+        default_s = confirmation.default_s()
+        if best is None:  # there is only its first trial
+            default = default_result(self._trials)
+            first = default.step_time if default else None
+            default_s = first.mean_s if first else math.nan
         return Conclusion(winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts))
 
 

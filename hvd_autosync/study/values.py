@@ -121,7 +121,8 @@ class Conclusion(Record):
         winner: The strategy to use: the best proven one, or the default.
         reason: One sentence for people.
         stopped: Why exploring ended.
-        default_s: Step time of the default, seconds.
+        default_s: Step time of the default, seconds: the geometric mean over the rounds of the best
+            comparison, or without one that of its first trial.
         comparisons: Comparisons of the confirmed candidates with the default, best first.
         verdicts: Verdicts on the lossy candidates, confirmed or not.
         source: Id of the study that found the winner, if it was another one.
@@ -142,7 +143,10 @@ class Conclusion(Record):
 
     @property
     def winner_s(self) -> float:
-        """Step time of the winner, seconds: that of the default over the speedup."""
+        """Step time of the winner, seconds: that of the default over the speedup.
+
+        It is the geometric mean over the winner's rounds, unless another study found it.
+        """
         return self.default_s / self.best.speedup if self.best is not None else self.default_s
 
     @classmethod

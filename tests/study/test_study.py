@@ -11,6 +11,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,6 +101,27 @@ def test_a_gain_is_found_and_its_interval_holds_the_truth(tmp_path: Path) -> Non
     truth = 1 / (0.8 + 0.2 * min(abs(math.log10(float(best.strategy["cycle_time_ms"]) / 10)), 2))
     assert best.low - 0.03 < truth < best.high + 0.03
     assert best.speedup > 1.15
+
+
+def test_the_step_times_of_the_conclusion_are_those_of_the_confirmation(tmp_path: Path) -> None:
+    """The first trial of the default may have met a busy machine."""
+    job, one = SimulatedJob(gain=0.8), study(tmp_path, trials=8)
+    first = one.ask()
+    assert first is not None
+    one.tell(first, [1.3 * second for second in job.steps(first.strategy)])
+    conclusion = finish(one, job)
+    confirmed: dict[Strategy, list[float]] = {}
+    for trial in one.history:
+        if trial.kind == "confirm" and trial.result is not None and trial.result.step_time:
+            times = confirmed.setdefault(SPACE.complete(trial.strategy), [])
+            times.append(trial.result.step_time.mean_s)
+    assert conclusion.best is not None
+    rounds = conclusion.best.rounds
+    for strategy, found in (
+        (SPACE.default, conclusion.default_s),
+        (SPACE.complete(conclusion.winner), conclusion.winner_s),
+    ):
+        assert found == pytest.approx(geometric_mean(confirmed[strategy][:rounds]))
 
 
 def test_a_strategy_that_the_guard_has_ended_cannot_win(tmp_path: Path) -> None:
