@@ -65,7 +65,8 @@ class AskTellStudy:
     ) -> None:
         self._store = store
         self._learner = learner or learning.BayesianLearner()
-        self._mine: dict[int, Strategy] = {}
+        #: Number of each open trial -> when it was asked for, in seconds of the monotonic clock.
+        self._mine: dict[int, float] = {}
         self._problem: Problem | None = None
         self._fits_kept = False
         self.record = record
@@ -208,7 +209,7 @@ class AskTellStudy:
             keep_fits(self._store, self.problem)
             self._fits_kept = True
         number = self._store.ask(self.study_id, wanted.strategy, wanted.kind, info)
-        self._mine[number] = wanted.strategy
+        self._mine[number] = time.monotonic()
         _LOG.debug("trial %d (%s): %s", number, wanted.kind, dict(wanted.strategy))
         return Trial(number, wanted.kind, wanted.strategy, wanted.steps, wanted.seed)
 
@@ -237,8 +238,11 @@ class AskTellStudy:
     def tell(self, trial: Trial, outcome: TrialResult | Sequence[float]) -> None:
         """Record the outcome of a trial: a result, or the seconds of its measured steps.
 
+        A trial of which only its steps are told has taken the time since it was asked for.
+
         Raises:
-            StudyError: The trial is not open in this study.
+            StudyError: The trial is not open in this study; or seconds of a step are negative,
+                infinite or not a number. Nothing is recorded.
             StoreError: The store cannot be written.
         """
         if trial.number not in self._mine:
@@ -247,8 +251,16 @@ class AskTellStudy:
                 hint="Tell each trial that ask() returned, once.",
             )
         if not isinstance(outcome, TrialResult):
-            report = RankReport(0, "", tuple(float(s) for s in outcome))
-            outcome = TrialResult(TrialStatus.COMPLETED, ranks=(report,))
+            step_s = tuple(float(s) for s in outcome)
+            wrong = next((s for s in step_s if not 0 <= s < math.inf), None)
+            if wrong is not None:
+                raise StudyError(
+                    f"trial {trial.number}: a step cannot take {wrong} s",
+                    hint="Tell the seconds of each measured step.",
+                )
+            ran_s = time.monotonic() - self._mine[trial.number]
+            report = RankReport(0, "", step_s)
+            outcome = TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=ran_s)
         default = default_result(self.history)
         if outcome.diverged and default is not None and not default.diverged:
             outcome = replace(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvd_autosync.errors import AutosyncError, SpaceError, TraceFormatError
+from hvd_autosync.errors import AutosyncError, ConfigurationError, TraceFormatError
 from hvd_autosync.search_space import Strategy, TrialResult
 from hvd_autosync.search_space.records import LEFT_OUT, OrNan, Real, Record
 from hvd_autosync.search_space.trial import enough_steps
@@ -45,6 +45,9 @@ class StudySettings(Record):
         adaptive_steps: Whether trials have fewer steps if steps are long.
         excluded: The strategies that the loss guard ended in trainings of the job; none can win.
         mode: Where trials run: ``"launched"`` or ``"live"``, in the steps of the training.
+
+    Raises:
+        ConfigurationError: The loss tolerance is not above 0.
     """
 
     trials: int = defaults.TRIALS
@@ -63,6 +66,14 @@ class StudySettings(Record):
     adaptive_steps: bool = False
     excluded: tuple[Strategy, ...] = field(default=(), metadata=LEFT_OUT)
     mode: str = field(default="launched", metadata=LEFT_OUT)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.loss_tolerance > 0:
+            raise ConfigurationError(
+                f"loss_tolerance is {self.loss_tolerance}",
+                hint="Choose a share above 0, or allow no lossy knobs.",
+            )
 
     def steps_after(self, default: TrialResult | None) -> tuple[int, int]:
         """Return the numbers of warm-up and measured steps of a trial after the default's.
@@ -83,11 +94,11 @@ class StudySettings(Record):
         """Return the settings that :meth:`to_json` of this or another version wrote.
 
         Raises:
-            TraceFormatError: A setting has a wrong type.
+            TraceFormatError: A setting has a wrong type or value.
         """
         try:
             return super().from_json(cls.known(values))
-        except (ValueError, SpaceError) as error:
+        except (ValueError, ConfigurationError) as error:
             raise TraceFormatError(
                 f"the settings of a study are damaged: {error!s:.200}",
                 hint="Forget the study: hvd-autosync traces delete STUDY.",

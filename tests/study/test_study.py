@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from hvd_autosync.engine.replay import verify
-from hvd_autosync.errors import StudyError
+from hvd_autosync.errors import ConfigurationError, StudyError, TraceFormatError
 from hvd_autosync.learner import BayesianLearner
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
@@ -583,6 +583,44 @@ def test_only_open_trials_accept_results(tmp_path: Path) -> None:
     for other in (trial, Trial(99, "model", Strategy())):
         with pytest.raises(StudyError, match="not open"):
             one.tell(other, [0.1] * 20)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+def test_impossible_seconds_are_refused_before_they_are_written(
+    tmp_path: Path, wrong: float
+) -> None:
+    one = study(tmp_path)
+    trial = one.ask()
+    assert trial is not None
+    with pytest.raises(StudyError, match="a step cannot take"):
+        one.tell(trial, [0.1, wrong, 0.1])
+    assert one.history[0].result is None
+    one.tell(trial, [0.1] * 20)
+
+
+def test_trials_of_which_only_the_steps_are_told_use_up_the_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("hvd_autosync.study.study.time", clock)
+    one = study(tmp_path, minutes=1.0)
+    trial = one.ask()
+    assert trial is not None
+    clock.now += 50.0
+    one.tell(trial, [0.1] * 20)
+    assert one.history[0].result is not None
+    assert one.history[0].result.total_s == 50.0
+    assert one.ask() is None
+    assert one.conclusion is not None
+    assert one.conclusion.stopped.startswith("the 1 minutes leave no time")
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -0.1, math.nan])
+def test_a_loss_tolerance_that_admits_nothing_is_refused(tolerance: float) -> None:
+    with pytest.raises(ConfigurationError, match="loss_tolerance is"):
+        StudySettings(loss_tolerance=tolerance)
+    with pytest.raises(TraceFormatError, match="settings of a study are damaged"):
+        StudySettings.from_json({**StudySettings().to_json(), "loss_tolerance": tolerance})
 
 
 def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:
