@@ -14,7 +14,7 @@ from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.study.confirm import LAUNCHES_DIFFER
 from hvd_autosync.study.noninferiority import MOST_JUDGED
-from hvd_autosync.study.quality import MOST_STEPS_FACTOR, Verdict
+from hvd_autosync.study.quality import MOST_STEPS_FACTOR, SPARE_STEPS_FACTOR, Verdict
 from hvd_autosync.traces import TrialRecord, default_result
 
 if TYPE_CHECKING:
@@ -170,9 +170,13 @@ class CandidateSelection:
         return saving
 
     def steps_in_time(self, strategy: Strategy, steps: int) -> int:
-        """Return the steps of ``strategy`` in the time of ``steps`` of the default; not fewer."""
+        """Return the steps of ``strategy`` to run for the time of ``steps`` of the default.
+
+        They are not fewer, and some more than predicted.
+        """
         default, own = self._log_step([self._space.default, strategy])
-        return math.ceil(steps * min(max(math.exp(default - own), 1.0), MOST_STEPS_FACTOR))
+        factor = SPARE_STEPS_FACTOR * math.exp(default - own)
+        return math.ceil(steps * min(max(factor, 1.0), MOST_STEPS_FACTOR))
 
     @cached_property
     def _surrogate(self) -> learning.Surrogate:

@@ -53,6 +53,9 @@ _REFUSED = {Outcome.WORSE: 2.0, Outcome.NOT_SHOWN: 1.5}
 #: With the goal time-to-loss a candidate trains for the time of the default, but at most for so
 #: many times its steps.
 MOST_STEPS_FACTOR = 3.0
+#: It is asked for so many times the steps that are predicted to fit into that time, because it may
+#: be faster than predicted; only those that fit are judged.
+SPARE_STEPS_FACTOR = 1.1
 
 
 @dataclass(frozen=True)
@@ -265,8 +268,8 @@ class QualityCheck:
             if other is None or trial.running or other.running or failed(trial):
                 continue
             steps = other.judged(min(len(trial.losses), len(other.losses)))
-            if steps:
-                last = other.judged(len(other.losses))
+            last = other.judged(other.count_within(trial))
+            if steps and last:
                 pairs.append((_Losses(trial.losses, steps), _Losses(other.losses, steps, last)))
         return pairs
 
@@ -334,7 +337,8 @@ class _Losses:
     Attributes:
         losses: Losses of all its steps.
         steps: The judged steps, after as many samples as in the other training of the pair.
-        last: The judged steps at its own end, for the goal time-to-loss.
+        last: The judged steps of those in the time of the other training, for the goal
+            time-to-loss.
     """
 
     losses: tuple[float, ...]

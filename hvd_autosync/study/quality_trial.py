@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
 from hvd_autosync.search_space.schedule import schedule_of
@@ -38,6 +40,8 @@ class QualityTrial:
         crashed: Whether its job failed.
         local_steps: Whether the strategy has rounds of local steps.
         in_round: Positions of the losses at which replicas differed within a round.
+        ends_s: Seconds from its beginning to the end of each step, means over ranks; empty if they
+            are unknown.
     """
 
     strategy: Strategy
@@ -48,6 +52,7 @@ class QualityTrial:
     crashed: bool = False
     local_steps: bool = False
     in_round: frozenset[int] = frozenset()
+    ends_s: tuple[float, ...] = ()
 
     @classmethod
     def of(
@@ -65,12 +70,23 @@ class QualityTrial:
             crashed=result.status in (TrialStatus.CRASHED, TrialStatus.HUNG),
             local_steps=schedule_of(strategy) is not None,
             in_round=frozenset(step for rank in result.ranks for step in rank.in_round),
+            ends_s=ends_of(result),
         )
 
     @property
     def unseen(self) -> bool:
         """Whether it has ended without a loss of an average of its replicas."""
         return not self.running and not self.judged(len(self.losses))
+
+    def count_within(self, other: QualityTrial) -> int:
+        """Return how many of its losses it had in the time of ``other``, at least one.
+
+        These are all if a step time is unknown.
+        """
+        if not self.ends_s or not other.ends_s:
+            return len(self.losses)
+        steps = bisect_right(self.ends_s, other.ends_s[-1])
+        return max(steps * len(self.losses) // len(self.ends_s), 1)
 
     def judged(self, count: int) -> Sequence[int]:
         """Return the judged ones of the first ``count`` steps.
@@ -93,6 +109,12 @@ def losses_of(result: TrialResult) -> tuple[float, ...]:
     if not result.status.measured or not rows:
         return ()
     return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
+
+
+def ends_of(result: TrialResult) -> tuple[float, ...]:
+    """Return the seconds from the first step's beginning to the end of each, means over ranks."""
+    rows = [rank.step_s for rank in result.ranks]
+    return tuple(accumulate(statistics.fmean(step) for step in zip(*rows, strict=False)))
 
 
 def failed(trial: QualityTrial) -> bool:

@@ -59,3 +59,12 @@ def test_what_saves_too_little_is_not_judged() -> None:
     assert to_judge({MIDDLING: 1.0 / 0.985}) is None
     assert to_judge({MIDDLING: 1.0 / 0.975}) == MIDDLING
     assert to_judge({HARSH: 0.5}) is None
+
+
+@pytest.mark.parametrize(
+    ("speedup", "steps"), [(0.5, 100), (1.0, 110), (2.0, 220), (2.9, 300), (9.0, 300)]
+)
+def test_a_tenth_more_steps_are_asked_for_than_fit_into_the_time(
+    speedup: float, steps: int
+) -> None:
+    assert Timed({HARSH: speedup}).steps_in_time(HARSH, 100) == pytest.approx(steps, abs=1)

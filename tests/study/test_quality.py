@@ -12,7 +12,7 @@ import pytest
 from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study.noninferiority import MOST_PAIRS, Outcome
 from hvd_autosync.study.quality import SEEDS, QualityCheck, Verdict
-from hvd_autosync.study.quality_trial import FIRST_SEEDS, QualityTrial, losses_of
+from hvd_autosync.study.quality_trial import FIRST_SEEDS, QualityTrial, ends_of, losses_of
 
 DEFAULT, FAST, SAFE = (Strategy({"codec": name}) for name in ("none", "topk", "fp16"))
 #: What is trained: strategy and seed -> losses.
@@ -56,6 +56,7 @@ class Judging:
         goal: str = "steps",
         tolerance: float = 0.01,
         most: int = 999,
+        step_s: Callable[[Strategy], float] | None = None,
     ) -> None:
         self.asked: list[tuple[Strategy, int]] = []
         self.lengths: list[int] = []
@@ -78,13 +79,16 @@ class Judging:
             strategy, seed = wanted
             self.lengths.append(check().steps)
             local = strategy != DEFAULT and in_round is not None
+            losses = train(strategy, seed)
+            each_s = step_s(strategy) if step_s is not None else 0.0
             trial = QualityTrial(
                 strategy,
                 seed,
                 self.lengths[-1],
-                train(strategy, seed) if not grows else train(strategy, seed)[: self.lengths[-1]],
+                losses if not grows else losses[: self.lengths[-1]],
                 local_steps=local,
                 in_round=(in_round or frozenset()) if local else frozenset(),
+                ends_s=tuple(each_s * (i + 1) for i in range(len(losses) if step_s else 0)),
             )
             self.trials.append(trial)
         self.check = check()
@@ -308,6 +312,33 @@ def test_more_steps_in_the_same_time_count_where_that_is_the_goal() -> None:
     in_time = Judging(train, tolerance=0.05, goal="time-to-loss").only
     assert in_time.admissible and "at equal steps" in in_time.reason
     assert "+0.1" in in_time.reason or "+0.2" in in_time.reason
+
+
+@pytest.mark.parametrize(("step_s", "admitted"), [(0.039, True), (0.06, False), (0.2, False)])
+def test_steps_that_ended_after_the_training_of_the_default_are_not_judged(
+    step_s: float, admitted: bool
+) -> None:
+    """How fast a candidate was predicted to be says nothing of the time that it took."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        if strategy == DEFAULT:
+            return noisy(1.0, seed)
+        apart = np.random.default_rng((seed, 7)).normal(0, 0.001, 500)
+        return tuple(1.0 + math.exp(-i / 100) + float(apart[i]) for i in range(500))
+
+    judging = Judging(
+        train,
+        tolerance=0.05,
+        goal="time-to-loss",
+        step_s=lambda strategy: 0.1 if strategy == DEFAULT else step_s,
+    )
+    assert judging.only.admissible == admitted
+
+
+def test_the_times_of_steps_are_means_of_the_ranks() -> None:
+    ranks = (RankReport(0, "a", step_s=(1.0, 2.0, 9.0)), RankReport(1, "b", step_s=(3.0, 4.0)))
+    assert ends_of(TrialResult(TrialStatus.COMPLETED, ranks=ranks)) == (2.0, 5.0)
+    assert ends_of(TrialResult(TrialStatus.CRASHED)) == ()
 
 
 def test_without_losses_no_strategy_is_judged() -> None:
