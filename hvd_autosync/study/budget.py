@@ -7,11 +7,12 @@ same budget.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from hvd_autosync.search_space import TrialResult
 from hvd_autosync.study.confirm import MIN_ROUNDS
-from hvd_autosync.study.quality_trial import FIRST_SEEDS
+from hvd_autosync.study.quality_trial import FIRST_SEEDS, ends_of
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
@@ -49,6 +50,20 @@ class Budget:
             return _used_s(others) / len(others)
         default = ended[-1].result if ended else None
         return 0.0 if default is None else trial_s_after(default, self._settings)
+
+    @property
+    def cost_s(self) -> float:
+        """Mean seconds that an exploring trial costs, at least 0; 0 if unknown.
+
+        A live trial consists of steps of the training, which goes on during the search, too. So it
+        costs only what its steps take longer than under the default.
+        """
+        default = default_result(self._trials)
+        if self._settings.mode != "live" or default is None or default.step_time is None:
+            return self.trial_s
+        step_s = default.step_time.mean_s
+        lost_s = [_lost_s(t.result, step_s) for t in explored(self._trials) if t.result is not None]
+        return max(statistics.fmean(lost_s), 0.0)
 
     @property
     def training_s(self) -> float:
@@ -132,12 +147,12 @@ class Budget:
             contenders: Number of candidates plus one for the default.
             saving: Share of a step that the best candidate is expected to save.
         """
-        cost_s, saved_s = self.confirming_s(contenders), saving * self.training_s
-        if self.left_s < cost_s:
+        if self.left_s < self.confirming_s(contenders):
             return f"the {self._settings.minutes:g} minutes leave no time for the confirmation"
+        cost_s, saved_s = MIN_ROUNDS * contenders * self.cost_s, saving * self.training_s
         if saved_s < cost_s:
             return (
-                f"the confirmation takes {cost_s:.0f} s and is expected to save "
+                f"the confirmation costs {cost_s:.0f} s and is expected to save "
                 f"{saved_s:.0f} s of the training"
             )
         return ""
@@ -157,6 +172,21 @@ def trial_s_after(default: TrialResult, settings: StudySettings) -> float:
     ran = max(len(rank.step_s) for rank in default.ranks)
     fewer = max(ran - sum(settings.steps_after(default)), 0)
     return default.total_s - fewer * default.step_time.mean_s
+
+
+def _lost_s(result: TrialResult, default_s: float) -> float:
+    """Return the seconds by which a live trial, with its switch, exceeds as many default steps.
+
+    The trial may have been longer by steps with an evaluation, which its report leaves out.
+
+    Args:
+        result: The result of the trial.
+        default_s: Step time of the default, seconds.
+    """
+    ends_s = ends_of(result)
+    if not ends_s or math.isnan(result.setup_s):
+        return 0.0 if math.isnan(result.total_s) else result.total_s
+    return result.setup_s - ends_s[0] + ends_s[-1] - len(ends_s) * default_s
 
 
 def _used_s(trials: Sequence[TrialRecord]) -> float:

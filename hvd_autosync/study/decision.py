@@ -207,15 +207,15 @@ class Decision:
         return (None, enough) if enough else (replace(suggestion, info=info), "")
 
     def _enough(self, gain: float) -> str:
-        """Return why a trial with this expected gain is not worth its time; empty if it is."""
+        """Return why a trial with this expected gain is not worth its cost; empty if it is."""
         if len(self._trials) < FEWEST_TRIALS:
             return ""
         if gain < SMALL_GAIN:
             return f"another trial is expected to gain {gain:.1%}, less than {SMALL_GAIN:.0%}"
-        trial_s, saved_s = self._budget.trial_s, gain * self._budget.training_s
-        if saved_s < trial_s:
+        cost_s, saved_s = self._budget.cost_s, gain * self._budget.training_s
+        if saved_s < cost_s:
             return (
-                f"another trial takes {trial_s:.0f} s and is expected to save {saved_s:.0f} s of "
+                f"another trial costs {cost_s:.0f} s and is expected to save {saved_s:.0f} s of "
                 f"{self._settings.expected_hours:g} hours of training"
             )
         return ""

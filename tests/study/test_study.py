@@ -32,7 +32,7 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
 from hvd_autosync.study import study as study_module
-from hvd_autosync.study.budget import FEWEST_TRIALS
+from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, may_be_used, pruned
 from hvd_autosync.study.decision import Decision
 from hvd_autosync.study.noninferiority import Outcome
@@ -549,6 +549,28 @@ def test_what_cannot_pay_is_not_begun(tmp_path: Path) -> None:
     conclusion = timed(one, SimulatedJob(), total_s=8.0)
     assert [trial.kind for trial in one.history] == ["default"]
     assert "at least 72 s more, and the training is expected to take 36 s" in conclusion.stopped
+
+
+@pytest.mark.parametrize("mode", ["launched", "live"])
+def test_live_trials_cost_only_what_their_steps_take_longer_than_the_defaults(mode: str) -> None:
+    """The search for each takes a minute, and its evaluations and steps take another."""
+
+    def trial(number: int, kind: str, step_s: float, setup_s: float) -> TrialRecord:
+        report = RankReport(0, "a", (step_s,) * 50)
+        result = TrialResult(TrialStatus.COMPLETED, ranks=(report,), setup_s=setup_s, total_s=60.0)
+        strategy = SPACE.complete({"cycle_time_ms": 1.0 + number})
+        return TrialRecord("a", number, kind, strategy, "", "", {"ask_s": 60.0}, result)
+
+    # Half a second for the switch, and 50 steps of a tenth more or of a twentieth less.
+    default = trial(0, "default", 1.0, 1.0)
+    slow, fast = trial(1, "model", 1.1, 1.6), trial(2, "model", 0.95, 1.45)
+    settings = StudySettings(mode=mode, expected_hours=0.1)
+    cost_s = [120.0, 120.0] if mode == "launched" else [(5.5 + 0.0) / 2, 0.0]
+    for other, expected in zip((slow, fast), cost_s, strict=True):
+        budget = Budget(settings, [default, other])
+        assert budget.cost_s == pytest.approx(expected)
+        assert budget.trial_s == 120.0, "its minutes are all used"
+    assert bool(Budget(settings, [default, slow]).why_not_confirm(2, 0.05)) is (mode == "launched")
 
 
 @pytest.mark.usefixtures("no_thinking")
