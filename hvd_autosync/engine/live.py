@@ -31,8 +31,9 @@ class Cost:
 
     Attributes:
         step: The step since which the training goes on under the winner.
-        steps: Steps of the training that were made while it was tuned.
-        spent_s: Seconds that these took.
+        steps: Steps of the training that were made while it was tuned, without those with an
+            evaluation, a checkpoint or a new epoch.
+        spent_s: Seconds that these took, and what was done between steps.
     """
 
     step: int

@@ -40,6 +40,7 @@ from hvd_autosync.runtime.live.helper import Helper, Message
 from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.runtime.live.refusal import hand_over
+from hvd_autosync.runtime.live.step_clock import StepClock
 from hvd_autosync.runtime.measure.drift import DriftWatch
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
@@ -107,13 +108,13 @@ class LiveTuning(JoinHook):
         self._impossible = 0
         #: The thread that trains; strategies change in no other one. 0: no step was made yet.
         self._thread = 0
-        self._last_end, self._step_s = perf_counter(), 0.0
+        self._clock = StepClock(perf_counter())
         self._untypical = False
         #: Whether the last step has failed.
         self._failed = False
         #: Whether the study has ended, and the training is watched for drift.
         self._watching = False
-        self._tuning_since, self._tuning_from, self._reported_at = 0.0, 0, 0.0
+        self._reported_at = 0.0
         self._epochs = Epochs(self)
         self._epochs.call_on_begin(self._epoch_begins)
         register_join_hook(self)
@@ -194,8 +195,7 @@ class LiveTuning(JoinHook):
         self._thread = self._thread or threading.get_ident()
         now = perf_counter()
         typical, self._untypical = not self._untypical, False
-        if typical:
-            self._step_s = now - self._last_end
+        self._clock.end_step(now, typical=typical)
         if self._trial is not None:
             self._trial.end_step(typical=typical)
             self._report_step(self._trial, now)
@@ -203,7 +203,7 @@ class LiveTuning(JoinHook):
             self._profile_when_due(self._trial)
         if self._steps >= self._boundary_at:
             self._meet()
-        self._last_end = perf_counter()
+        self._clock.end_boundary(perf_counter())
         if self._trial is not None:
             self._trial.recorder.restart_clock()
 
@@ -259,7 +259,7 @@ class LiveTuning(JoinHook):
             if message is not None:
                 self._try_to_obey(message)
         if not self._ended:
-            wait = agreed.wait_steps
+            wait = agreed.wait_steps if self._watching else min(agreed.wait_steps, _MOST_STEPS)
             if self._trial is not None:
                 wait = self._trial.next_boundary(wait)
             self._boundary_at = self._steps + wait
@@ -275,7 +275,7 @@ class LiveTuning(JoinHook):
             return _WATCH_EVERY
         if not self._begun:
             return 1
-        return round(min(max(_ASK_EVERY_S / max(self._step_s, 1e-9), 1), _MOST_STEPS))
+        return round(min(max(_ASK_EVERY_S / max(self._clock.step_s, 1e-9), 1), _MOST_STEPS))
 
     def _ready(self) -> bool:
         if threading.get_ident() != self._thread:
@@ -300,7 +300,7 @@ class LiveTuning(JoinHook):
                 "reinitializes": reinitializes,
             }
         )
-        self._tuning_since, self._tuning_from = perf_counter(), self._steps
+        self._clock.begin_tuning(perf_counter())
 
     def _why_not(self) -> str:
         """Return why this rank cannot be tuned live; empty if it can."""
@@ -320,8 +320,9 @@ class LiveTuning(JoinHook):
 
     def _obey(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "trial":
+        if kind in ("trial", "probe"):
             self._search_again()
+        if kind == "trial":
             self._best = _strategy(message["best"])
             self._begin_trial(message)
         elif kind == "probe":
@@ -384,7 +385,7 @@ class LiveTuning(JoinHook):
     def _train(self, expected_step_s: float) -> None:
         """The study has ended: only watch the steps from now on."""
         self._watching = True
-        spent_s, steps = perf_counter() - self._tuning_since, self._steps - self._tuning_from
+        spent_s, steps = self._clock.spent_s(perf_counter()), self._clock.steps
         switched = {"type": "switched", "step": self._steps, "steps": steps, "spent_s": spent_s}
         self._send(lambda: switched)
         if expected_step_s > 0:
@@ -395,10 +396,10 @@ class LiveTuning(JoinHook):
         self._send(lambda: {"type": "drift", "text": text})
 
     def _search_again(self) -> None:
-        """A trial begins; it may be the first one after drift."""
+        """A trial begins, or the measurement of the links; it may be the first after drift."""
         if self._watching:
             self._watching, current.watch = False, None
-            self._tuning_since, self._tuning_from = perf_counter(), self._steps
+            self._clock.begin_tuning(perf_counter())
 
     def _script_ended(self) -> None:
         """The script has ended by itself or by Ctrl-C, not by another exception or after one."""
@@ -422,7 +423,7 @@ class LiveTuning(JoinHook):
         """End the tuning without a conclusion."""
         self._ended = True
         if rank() == 0:
-            what = "live tuning has ended" if self._tuning_since else "this training is not tuned"
+            what = "live tuning has ended" if self._clock.tuned else "this training is not tuned"
             print_line(f"{what}: {reason}")
         self._close(reason)
 

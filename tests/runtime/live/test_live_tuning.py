@@ -167,6 +167,44 @@ def test_a_strategy_that_does_not_fit_is_the_result(attached: Attached) -> None:
     assert second.status is TrialStatus.COMPLETED
 
 
+def test_the_cost_is_that_of_typical_steps_and_of_what_is_done_between_steps(
+    attached: Attached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluations take their time without tuning, too; the links after drift are its cost."""
+    now, asked = [0.0], []
+
+    def takes(seconds: float) -> None:
+        now[0] += seconds if rank() == 0 else 0.0
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        takes(0.1)
+        if number % 10 == 0:
+            tuning.unlike_others()
+            takes(60.0)
+
+    def probe_links(hosts: object, device: object) -> None:
+        takes(5.0)
+        asked.append((attached.tunings[rank()]._steps, current.watch))
+
+    attach = attached.attach
+    monkeypatch.setattr(attached, "attach", lambda *args: (takes(1.0), attach(*args)))
+    monkeypatch.setattr(live_tuning, "probe_in_place", probe_links)
+    for module in (live_trial, live_tuning):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(current, "watch", None)
+    end = {"type": "train", "expected_step_s": 0.1, **named(Strategy())}
+    helper = Helper(trial(FAST), end, {"type": "probe", "hosts": []}, trial(FAST), end)
+    train(attached, helper, lambda _: [400], before_step=before)
+    first, second = (m for m in helper.sent if m["type"] == "switched")
+    assert first["steps"] > 8 and second["steps"] > 8
+    assert first["spent_s"] == pytest.approx(0.1 * first["steps"] + 2 * 1.0)
+    assert second["spent_s"] == pytest.approx(0.1 * second["steps"] + 5.0 + 2 * 1.0)
+    for step, watch in asked:
+        assert watch is None, "steps are not compared while the links are measured"
+        begun = next(at for at, s in attached.by_rank[0] if at > step and s == FAST)
+        assert begun - step <= 16
+
+
 @pytest.mark.parametrize("step_s", [0.03, 0.4])
 def test_a_trial_ends_with_the_time_of_the_tuning(
     attached: Attached, monkeypatch: pytest.MonkeyPatch, step_s: float
