@@ -254,7 +254,8 @@ class LiveRunner:
         """End a job that hangs: its launcher ends all ranks once rank 0 has ended."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._training.process, number)
+                if self._training.process:  # 0 would be this process's own group
+                    os.kill(self._training.process, number)
             time.sleep(_GRACE_S)
         raise TrainingHung(f"the training was ended, because it hung ({reason}),")
 

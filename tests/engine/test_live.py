@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sqlite3
@@ -197,15 +196,17 @@ def test_drift_opens_the_search_again(tmp_path: Path) -> None:
 def test_a_training_that_drifts_for_ever_is_not_tuned_for_ever(tmp_path: Path) -> None:
     simulated = SimulatedTraining(drifts=4)
     study, switches = study_of(simulated, options(tmp_path))
+    said: list[str] = []
 
-    def run() -> None:
-        with contextlib.suppress(TrainingEnded):
-            study.run()
+    def on_notice(text: str) -> None:
+        if "is not again" in text:
+            said.append(text)
+            simulated._say({"type": "end"})  # which it waits for
 
-    waits = threading.Thread(target=run, daemon=True)
-    waits.start()
-    waits.join(60)
-    assert waits.is_alive(), "it waits for the end of the training"
+    study._listener.on_notice.side_effect = on_notice  # type: ignore[attr-defined]
+    with pytest.raises(TrainingEnded):
+        study.run()
+    assert said == ["the training was tuned 4 times, and is not again"]
     assert len(switches) == 4
     assert is_tuned(JOB, options(tmp_path)), "the next run of the job does not begin with trials"
 

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -182,7 +183,11 @@ def test_a_rank_that_dies_in_a_trial_is_its_result(strategy: Strategy, rank: Ran
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.3])
-def test_a_rank_that_is_stopped_in_a_trial_is_no_result(rank: Rank, late_s: float) -> None:
+def test_a_rank_that_is_stopped_in_a_trial_is_no_result(
+    rank: Rank, late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_runner, "_STOPPED_S", 60.0)
+
     def stop(_: dict[str, Any]) -> None:
         rank.die()
         time.sleep(late_s)
@@ -228,6 +233,23 @@ def test_a_job_that_hangs_is_killed(rank: Rank, monkeypatch: pytest.MonkeyPatch)
     assert "no step for" in hung.reason
 
 
+def test_before_it_has_begun_no_process_is_signalled(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Number 0 would be the process group of this helper: the whole job."""
+    signalled: list[tuple[int, int]] = []
+    monkeypatch.setattr(live_runner, "_GRACE_S", 0.0)
+    monkeypatch.setattr(live_runner, "_LEAST_SILENCE_S", 0.0)
+    monkeypatch.setattr(live_runner.os, "kill", lambda *each: signalled.append(each))
+    rank.answer(lambda _: None)
+    hung = run(LiveRunner(rank.training), limits=Limits(silence_s=0.1))
+    assert hung.status is TrialStatus.HUNG and not signalled
+
+
+def must_not_kill(runner: LiveRunner, reason: str) -> NoReturn:
+    raise AssertionError(reason)
+
+
 def test_a_job_that_was_suspended_does_not_hang(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,11 +265,8 @@ def test_a_job_that_was_suspended_does_not_hang(
         time.sleep(2 * live_runner._REPORT_S)
         rank.say(result(0.1))
 
-    def kill(runner: LiveRunner, reason: str) -> NoReturn:
-        raise AssertionError(reason)
-
     monkeypatch.setattr(live_runner.time, "monotonic", monotonic)
-    monkeypatch.setattr(LiveRunner, "_kill", kill)
+    monkeypatch.setattr(LiveRunner, "_kill", must_not_kill)
     rank.answer(react)
     done = run(LiveRunner(rank.training), limits=Limits(silence_s=1.0))
     assert done.status is TrialStatus.COMPLETED
@@ -291,14 +310,27 @@ def test_links_are_measured_in_place(rank: Rank) -> None:
 def test_a_job_that_evaluates_in_a_trial_is_not_killed(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a clock of the test, which goes on when what rank 0 said has been taken in."""
+    now_s, looked = 0.0, threading.Semaphore(0)
     monkeypatch.setattr(live_runner, "_LEAST_SILENCE_S", 0.0)
+    monkeypatch.setattr(live_runner, "_REPORT_S", 0.01)
+    monkeypatch.setattr(live_runner, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(LiveRunner, "_kill", must_not_kill)
 
     def evaluate(_: dict[str, Any]) -> None:
+        nonlocal now_s
         for _ in range(10):
-            rank.say({"type": "alive"})
-            time.sleep(0.2)
+            rank.training.tell_self("alive")
+            while not rank.training._queue.empty():
+                time.sleep(0.001)
+            while looked.acquire(blocking=False):
+                pass
+            for _ in range(2):  # the first one may be that of the word itself
+                looked.acquire()
+            now_s += 0.6
         rank.say(result(0.1))
 
     rank.answer(evaluate)
-    done = run(LiveRunner(rank.training), limits=Limits(silence_s=1.0))
+    runner = LiveRunner(rank.training)
+    done = runner.run(spec(), Limits(silence_s=1.0), lambda _: looked.release())
     assert done.status is TrialStatus.COMPLETED
