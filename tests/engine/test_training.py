@@ -104,7 +104,7 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
         (os.killpg if whole_group else os.kill)(process.pid, number)
         status = process.wait(timeout=40)
         assert status == (-9 if number == signal.SIGKILL else 128 + number)
-        await_true(lambda: not trainings(), 10)
+        await_true(lambda: not trainings(), 40)
     finally:
         process.kill()
         process.wait()

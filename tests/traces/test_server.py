@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,20 +141,29 @@ def test_a_server_that_stops_is_waited_for(
     server: Server,
     how: str,
     make_result: Callable[..., TrialResult],
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with closing(TraceStore(url)) as store:
         study_id = created(store)
         number = store.ask(study_id, Strategy(), "default", {})
         server.stop(how)
-        again = threading.Timer(1.0, server.start)
-        again.start()
+        pauses: list[float] = []
+
+        def sleep(pause_s: float) -> None:
+            pauses.append(pause_s)
+            if len(pauses) == 1:
+                server.start()
+
+        monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
         try:
             store.heartbeat(study_id)  # a trial may be running: not waited for
-            assert again.is_alive()
+            assert not pauses
             store.tell(study_id, number, make_result(0.2))
         finally:
-            again.join()
+            if not pauses:
+                server.start()
+        assert pauses
         said = capfd.readouterr().err
         assert said.count("does not answer; waiting for it, for at most 10 minutes") == 1
         assert url.partition("://")[0] in said

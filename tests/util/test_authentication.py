@@ -18,6 +18,8 @@ from hvd_autosync.util.authentication import AuthenticatedPort
 from hvd_autosync.util.connection import PROOF_BYTES, Connection, connect
 
 SECRET = b"s" * 32
+#: More than any wait here takes on a busy machine.
+LONG_S = 120.0
 Crowd = Callable[..., list[socket.socket]]
 
 
@@ -29,9 +31,17 @@ def port() -> Iterator[AuthenticatedPort]:
     made.wait()
 
 
+def until(done: Callable[[], bool]) -> None:
+    """Wait for ``done``."""
+    deadline = time.monotonic() + LONG_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def enter(address: tuple[str, int]) -> Connection:
     """A peer, who comes again where there was no room."""
-    return connect(address, SECRET, time.monotonic() + 60)
+    return connect(address, SECRET, time.monotonic() + LONG_S)
 
 
 @pytest.mark.parametrize("manner", ["silent", "drip", "garbage"])
@@ -40,7 +50,7 @@ def test_peers_come_in_through_a_crowd(port: AuthenticatedPort, manner: str, cro
     with ThreadPoolExecutor() as pool:
         entering = [pool.submit(enter, port.address) for _ in range(3)]
         for _ in entering:
-            admitted = port.wait(20)
+            admitted = port.wait(LONG_S)
             assert admitted is not None
             assert len(port._pending) <= authentication._MOST
             admitted.close()
@@ -49,16 +59,34 @@ def test_peers_come_in_through_a_crowd(port: AuthenticatedPort, manner: str, cro
 
 
 def test_who_talks_slowly_has_no_more_time(
-    port: AuthenticatedPort, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+    port: AuthenticatedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now_s = 0.0
     monkeypatch.setattr(authentication, "HANDSHAKE_S", 0.4)
-    (_slow,) = crowd(port.address, "drip", 1)
-    while not port._pending:
-        port.wait(0.05)
-    while port._pending:  # it says something twenty times a second, and would for 64 bytes
+    monkeypatch.setattr(authentication, "monotonic", lambda: now_s)
+    waiting = threading.Thread(target=port.wait, daemon=True)
+    waiting.start()
+    with socket.create_connection(port.address) as slow:
+        until(lambda: bool(port._pending))
         (pending,) = port._pending.values()
-        assert len(pending.received) < PROOF_BYTES
-        port.wait(0.05)
+
+        def say(count: int) -> None:
+            """One at a time: what arrives is looked at with the time of then."""
+            for _ in range(count):
+                said = len(pending.received)
+                slow.send(b"x")
+                until(lambda said=said: len(pending.received) > said)  # type: ignore[misc]
+
+        say(1)
+        now_s = 0.3
+        say(2)
+        assert port._pending
+        now_s = 0.5
+        until(lambda: not port._pending)
+        assert len(pending.received) == 3 < PROOF_BYTES
+    port.close()
+    waiting.join(LONG_S)
+    assert not waiting.is_alive()
 
 
 def test_the_clock_of_the_day_sets_no_deadline(
@@ -76,7 +104,7 @@ def test_close_ends_the_wait_from_another_thread(port: AuthenticatedPort, crowd:
     waiting = threading.Thread(target=port.wait)
     waiting.start()
     port.close()
-    waiting.join(20)
+    waiting.join(LONG_S)
     assert not waiting.is_alive() and not port._pending
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(where)
