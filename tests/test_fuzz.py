@@ -721,7 +721,7 @@ def test_control_messages(inputs: range, tmp_path: Path) -> None:
         thread = threading.Thread(target=attack)
         thread.start()
         with harmless(tmp_path, number):
-            assert receiver.accept(10) == {"type": "end"}
+            assert receiver.accept(120) == {"type": "end"}
         thread.join()
         receiver.close()
 

@@ -31,7 +31,7 @@ def address(receiver: ControlReceiver) -> tuple[str, int]:
 def test_messages_arrive_in_order(receiver: ControlReceiver) -> None:
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(receiver.accept, 10)
+        first = pool.submit(receiver.accept, 120)
         sender = ControlSender(where, SECRET)
         sender.send({"type": "run", "n": 0})
         assert first.result() == {"type": "run", "n": 0}
@@ -46,7 +46,7 @@ def test_messages_arrive_in_order(receiver: ControlReceiver) -> None:
 def test_nobody_is_listening_once_the_driver_is_there(receiver: ControlReceiver) -> None:
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(receiver.accept, 10)
+        first = pool.submit(receiver.accept, 120)
         ControlSender(where, SECRET).send({})
         first.result()
     with pytest.raises(ChannelError):
@@ -77,7 +77,7 @@ def test_unauthenticated_clients_are_dropped_and_the_driver_still_gets_in(
 ) -> None:
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(receiver.accept, 10)
+        first = pool.submit(receiver.accept, 120)
         client = socket.create_connection(where)
         client.sendall(said)
         client.close()
@@ -94,7 +94,7 @@ def test_one_who_says_nothing_holds_nobody_up_for_long(
     monkeypatch.setattr(authentication, "HANDSHAKE_S", 0.2)
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(receiver.accept, 10)
+        first = pool.submit(receiver.accept, 120)
         silent = socket.create_connection(where)
         assert len(silent.recv(32)) == 32
         assert silent.recv(1) == b""  # dropped
@@ -143,7 +143,7 @@ def test_a_long_message_waits_for_a_busy_receiver(
     monkeypatch.setattr(channel, "MAX_MESSAGE_BYTES", 1 << 26)
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(receiver.accept, 10)
+        first = pool.submit(receiver.accept, 120)
         sender = ControlSender(where, SECRET)
         sender.send({})
         first.result()
@@ -185,7 +185,7 @@ class Wire:
 def test_messages_cannot_be_replayed_or_changed(receiver: ControlReceiver, attack: str) -> None:
     wire = Wire(address(receiver))
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(receiver.accept, 10)
+        first = pool.submit(receiver.accept, 120)
         sender = ControlSender(wire.address, SECRET)
         sender.send({"n": 0})
         zero = wire.take()

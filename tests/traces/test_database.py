@@ -169,7 +169,7 @@ def _as_nobody(action: Callable[[], None]) -> str:
     answers: multiprocessing.Queue[str] = _FORK.Queue()
     child = _FORK.Process(target=run, args=(answers,))
     child.start()
-    answer = answers.get(timeout=10)
+    answer = answers.get(timeout=120)
     child.join()
     return answer
 

@@ -402,10 +402,11 @@ def test_heartbeats_keep_a_study_and_stop_counting_after_120_s(
 ) -> None:
     study = create()
     _set_owner(path, study, 500)
+    before = time.time()
     store.heartbeat(study.study_id)
     with sqlite3.connect(path) as connection:
         (beat,) = connection.execute("SELECT heartbeat_s FROM hvd_autosync_studies").fetchone()
-    assert abs(time.time() - beat) < 5
+    assert before <= beat <= time.time()
     _set_owner(path, study, 121, host="elsewhere")
     with pytest.raises(StoreError, match="does not belong"):
         store.heartbeat(study.study_id)
@@ -499,7 +500,7 @@ def test_two_processes_ask_at_once(store: TraceStore, create: Create) -> None:
     children = [_FORK.Process(target=_ask_often, args=(store, study_id, numbers)) for _ in range(2)]
     for child in children:
         child.start()
-    got = [numbers.get(timeout=20) for _ in range(30)]
+    got = [numbers.get(timeout=120) for _ in range(30)]
     for child in children:
         child.join()
     assert sorted(got) == list(range(30))
@@ -523,7 +524,7 @@ def test_only_one_of_several_drivers_resumes(store: TraceStore, path: Path, crea
         children = [_FORK.Process(target=_claim, args=(path, start, claims)) for _ in range(3)]
         for child in children:
             child.start()
-        assert sorted(claims.get(timeout=20) for _ in range(3)) == [False, False, True]
+        assert sorted(claims.get(timeout=120) for _ in range(3)) == [False, False, True]
         for child in children:
             child.join()
         store.delete(study.study_id)

@@ -90,7 +90,7 @@ def test_a_rank_that_does_not_wait_is_alive(waits: bool, monkeypatch: pytest.Mon
     process = Process()
     own = Helper(process, look)  # type: ignore[arg-type]
     for _ in range(3):
-        assert looked.acquire(timeout=10)
+        assert looked.acquire(timeout=120)
     own.close()
     assert process.stdin.written.count(b"alive") >= 2 * (not waits)
     assert (ALIVE["type"].encode() in process.stdin.written) is not waits
