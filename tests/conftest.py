@@ -239,7 +239,7 @@ class ProcessesSeen:
                 self.lines.add((process / "cmdline").read_bytes())
                 for entry in environment.split(b"\0"):
                     name, _, value = entry.partition(b"=")
-                    self.variables.setdefault(name.decode(), set()).add(value)
+                    self.variables.setdefault(name.decode(errors="replace"), set()).add(value)
 
     def variables_with(self, text: str) -> set[str]:
         """Names of the variables in whose values ``text`` is."""

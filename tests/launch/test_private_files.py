@@ -243,7 +243,8 @@ def test_a_rank_that_is_killed_leaves_nothing(trial: Callable[[], Trial], tmp_pa
     assert one.name not in Path("/proc/net/unix").read_text()
 
 
-USER = "autosync-test"
+#: Of this process alone: other tests may run beside it.
+USER = f"autosync-test-{os.getpid()}"
 #: Becomes a user for whom folders that are closed to others (root's home, where Python may be) have
 #: been opened, in a mount namespace of its own.
 AS_USER = """
@@ -303,7 +304,8 @@ def users_trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
             pytest.skip(f"no overlays for this user: {message.reason}")
         yield lambda *words: Trial([*way, *words], place / "run")
     finally:
-        subprocess.run(["userdel", USER], capture_output=True)
+        if made.returncode == 0:
+            subprocess.run(["userdel", USER], capture_output=True)
         shutil.rmtree(place)
 
 

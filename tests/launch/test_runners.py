@@ -50,6 +50,13 @@ def processes_that_mention(word: str) -> list[int]:
     return found
 
 
+def await_end_of_all_but(before: set[int]) -> None:
+    until = time.monotonic() + 10
+    while not set(processes_that_mention(SCRIPT.name)) <= before:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
 #: For tests whose cold form does not stand for others.
 MOSTLY_WARM = [pytest.param("cold", marks=pytest.mark.wide), "warm"]
 BOTH = pytest.mark.parametrize("run", ["cold", "warm"], indirect=True)
@@ -86,7 +93,7 @@ def start_warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         yield start
     finally:
         runner.close()
-    assert set(processes_that_mention(SCRIPT.name)) <= before
+    await_end_of_all_but(before)
 
 
 @pytest.fixture(params=MOSTLY_WARM)
@@ -95,10 +102,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     start: Start = request.getfixturevalue(f"start_{request.param}")
     before = set(processes_that_mention(SCRIPT.name))
     yield lambda *script_arguments, **of_trial: run_tiny(start(script_arguments), **of_trial)
-    until = time.monotonic() + 10  # servers have processes for a moment after a trial, too
-    while not set(processes_that_mention(SCRIPT.name)) <= before:
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    await_end_of_all_but(before)  # servers have processes for a moment after a trial, too
 
 
 @BOTH

@@ -97,7 +97,13 @@ def outside() -> dict[str, object]:
     own_link = re.compile(r"bridge|port\d*|eth0")
     own_mount = re.compile(rf"/proc|/dev/shm|/run(/testbed.*|/sshd)?|/etc/.*|{re.escape(str(ssh))}")
     return {
-        "files": [Path(f).read_bytes() for f in files if Path(f).exists()],
+        "files": [
+            line
+            for file in map(Path, files)
+            if file.exists()
+            for line in file.read_bytes().splitlines()
+            if not line.startswith(b"autosync-test-")  # a user of another test
+        ],
         "links": sorted(n for _, n in socket.if_nameindex() if own_link.fullmatch(n)),
         "name": socket.gethostname(),
         "mounts": [
@@ -130,15 +136,15 @@ def test_no_way_leads_out(bed: Testbed) -> None:
 
 @pytest.mark.parametrize("sender", [0, 1])
 def test_links_have_the_rate_in_both_directions(bed: Testbed, sender: int) -> None:
-    # Busy processors make a link look slower, never faster: the best of three is the link's.
-    best_mbit = 0.0
-    for _ in range(3):
-        measured_mbit = rate_mbit(bed, sender)
-        assert measured_mbit < 1.05 * RATE_MBIT
-        best_mbit = max(best_mbit, measured_mbit)
-        if best_mbit > 0.8 * RATE_MBIT:
-            break
-    assert best_mbit > 0.8 * RATE_MBIT
+    # Busy processors make a link look slower, never faster: the best of some is the link's.
+    measured_mbit: list[float] = []
+
+    def reached() -> bool:
+        measured_mbit.append(rate_mbit(bed, sender))
+        assert measured_mbit[-1] < 1.05 * RATE_MBIT
+        return measured_mbit[-1] > 0.8 * RATE_MBIT
+
+    await_true(reached, 60)
 
 
 def rate_mbit(bed: Testbed, sender: int) -> float:

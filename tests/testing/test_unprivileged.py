@@ -84,7 +84,7 @@ def running(word: str) -> list[str]:
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            text = file.read_bytes().replace(b"\0", b" ").decode()
+            text = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:  # gone meanwhile
             continue
         if word in text:
