@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -19,7 +20,8 @@ import pytest
 from hvd_autosync.testing import testbed_missing
 
 PROGRAM = Path(__file__).parents[1] / "tools" / "demo.py"
-SHORT = ["--autosync-trials", "2", "--autosync-warmup", "2", "--autosync-steps", "8"]
+#: Of twelve steps a single stall is trimmed, of eight none would be.
+SHORT = ["--autosync-trials", "2", "--autosync-warmup", "2", "--autosync-steps", "12"]
 GAIN = re.compile(r"hvd-autosync: (\S+)x faster than the default \(90 % interval (\S+)x to (\S+)x")
 NEEDS_ROOT = pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing()))
 NEEDS_USERS = pytest.mark.skipif(
@@ -153,9 +155,9 @@ def test_it_ends_in_a_gain(way: str, start: Callable[..., subprocess.Popen[str]]
     assert "tuned in its own steps" in output
     epochs = re.findall(r"test accuracy ([0-9.]+)% +([0-9]+) images/s", output)
     assert len(epochs) == 40, "the training ran once"
-    (_, first), (accuracy, last) = epochs[0], epochs[-1]
-    assert float(accuracy) > 95
-    assert int(last) > 1.2 * int(first), "the default, then the winner"
+    assert float(epochs[-1][0]) > 95
+    speeds = [int(speed) for _, speed in epochs]
+    assert statistics.median(speeds[-10:]) > 1.2 * speeds[0], "the default, then the winner"
     assert output.splitlines()[-1].endswith(
         "horovodrun -np 2 -H a:1,b:1 --autosync python train.py"
     )
