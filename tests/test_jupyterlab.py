@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,9 +48,6 @@ def lab(tmp_path: Path) -> Iterator[str]:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     nbformat.write(notebook, tmp_path / "tune.ipynb")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [
         sys.executable,
         "-m",
@@ -57,27 +55,36 @@ def lab(tmp_path: Path) -> Iterator[str]:
         "--no-browser",
         "--allow-root",
         "--ip=127.0.0.1",
-        f"--port={port}",
+        "--ServerApp.port=0",
         f"--IdentityProvider.token={TOKEN}",
         "--LabApp.extension_manager=readonly",
     ]
     with open(tmp_path / "lab.log", "w") as log:
-        server = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime")},
+        )
     try:
-        await_answer(f"http://127.0.0.1:{port}/api?token={TOKEN}", server)
-        yield f"http://127.0.0.1:{port}/lab/tree/tune.ipynb?token={TOKEN}"
+        address = await_answer(tmp_path / "runtime" / f"jpserver-{server.pid}.json", server)
+        yield f"{address}lab/tree/tune.ipynb?token={TOKEN}"
     finally:
         server.terminate()
         server.wait(30)
 
 
-def await_answer(address: str, server: subprocess.Popen[bytes]) -> None:
+def await_answer(about: Path, server: subprocess.Popen[bytes]) -> str:
+    """The address of a server, which it writes to the file ``about``, once it answers there."""
     deadline = time.monotonic() + 90
     while True:
         try:
-            urllib.request.urlopen(address, timeout=5).close()
-            return
-        except urllib.error.URLError:
+            address = str(json.loads(about.read_text())["url"])
+            urllib.request.urlopen(f"{address}api?token={TOKEN}", timeout=5).close()
+            return address
+        # There is none yet, it is being written, or it is too busy.
+        except (OSError, http.client.HTTPException, json.JSONDecodeError):
             assert server.poll() is None and time.monotonic() < deadline
             time.sleep(0.2)
 
