@@ -32,6 +32,9 @@ def recurring(
     forget: Annotated[
         bool, typer.Option("--forget", help="Delete the job's runs, so that its search restarts.")
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --forget: do not ask for confirmation.")
+    ] = False,
     store: StoreOption = None,
 ) -> None:
     """Show, export or delete the runs of recurring jobs.
@@ -42,6 +45,8 @@ def recurring(
       hvd-autosync recurring                     # all jobs, with the metric of each run
       hvd-autosync recurring JOB --export runs.csv
       hvd-autosync recurring JOB --forget        # the search restarts
+
+    With both options the runs are deleted once the file is written.
     """
     traces = open_store(store)
     if job is None and (forget or export is not None):
@@ -49,8 +54,17 @@ def recurring(
             "--forget and --export need the key of a job",
             hint="Give the key; hvd-autosync recurring lists the keys.",
         )
+    if job is None:
+        _list(traces, None)
+        return
     # Damaged runs cannot be read, but deleted.
-    count = None if job is None else traces.forget_runs(job) if forget else len(traces.runs(job))
+    count = None if forget and export is None else len(traces.runs(job))
+    if export is not None and count:
+        _export(traces, job, export)
+    if forget and count != 0:
+        if not yes:
+            typer.confirm(f"Delete the runs of job {job}?", abort=True, err=True)
+        count = traces.forget_runs(job)
     if count == 0:
         raise StoreError(
             f"this store has no runs of a recurring job {job!r}",
@@ -58,10 +72,7 @@ def recurring(
         )
     if forget:
         print(f"deleted {count} runs of job {job}")
-    elif export is not None:
-        assert job is not None
-        _export(traces, job, export)
-    else:
+    elif export is None:
         _list(traces, job)
 
 

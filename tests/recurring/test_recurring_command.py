@@ -44,8 +44,8 @@ def keep(store: TraceStore, share: float, metric: float) -> None:
     store.keep_run(run)
 
 
-def said(*words: str, status: int = 0) -> str:
-    done = CliRunner().invoke(cli.app, ["recurring", *words])
+def said(*words: str, status: int = 0, answer: str = "") -> str:
+    done = CliRunner().invoke(cli.app, ["recurring", *words], input=answer)
     assert done.exit_code == status, done.output
     return done.output
 
@@ -67,7 +67,7 @@ def test_runs_are_exported_simulated_and_forgotten(store: TraceStore, tmp_path: 
     words = [sys.executable, str(program), file, "--tolerance", "0.01", "--games", "3"]
     text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert "binary" in text and "bayesian" in text and "6 (6 .. 6)" in text
-    assert "deleted 5 runs of job abc" in said("abc", "--forget")
+    assert "deleted 5 runs of job abc" in said("abc", "--forget", "--yes")
     assert store.runs() == []
 
 
@@ -77,9 +77,26 @@ def test_damaged_runs_can_be_forgotten(store: TraceStore, tmp_path: Path, damage
     with sqlite3.connect(tmp_path / "traces.db") as database:
         database.execute("UPDATE hvd_autosync_runs SET result = ?", [damage])
     assert "--forget" in said("abc", status=1)
-    assert "deleted 1 runs of job abc" in said("abc", "--forget")
+    assert "deleted 1 runs of job abc" in said("abc", "--forget", "--yes")
+
+
+def test_runs_are_deleted_after_consent(store: TraceStore) -> None:
+    keep(store, 1.0, 0.9)
+    said("abc", "--forget", status=1)  # no answer
+    assert len(store.runs()) == 1
+    said("abc", "--forget", answer="y\n")
+    assert store.runs() == []
+
+
+def test_runs_are_deleted_once_their_file_is_written(store: TraceStore, tmp_path: Path) -> None:
+    keep(store, 1.0, 0.9)
+    said("abc", "--export", str(tmp_path / "no" / "runs.csv"), "--forget", "--yes", status=2)
+    assert len(store.runs()) == 1
+    said("abc", "--export", str(tmp_path / "runs.csv"), "--forget", "--yes")
+    assert store.runs() == [] and len((tmp_path / "runs.csv").read_text().splitlines()) == 2
 
 
 def test_what_does_not_exist_is_named(store: TraceStore) -> None:
     said("nobody", status=1)
+    said("nobody", "--forget", "--yes", status=1)
     said("--forget", status=2)
