@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from os.path import expanduser
 
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 
@@ -76,7 +77,7 @@ def switch(text: str) -> bool:
 
 
 def store_location(text: str) -> str:
-    """Return the location of a store, which outlives the process."""
+    """Return the location of a store, which outlives the process; ``~`` is the home folder."""
     if _IN_MEMORY.fullmatch(text):
         raise ValueError("a store in memory is lost; name a file")
-    return text
+    return expanduser(text)

@@ -12,6 +12,7 @@ import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,14 @@ class Options:
         f"{', '.join(LOSSY_GROUPS)}. Without this option only exact knobs are tuned.",
     )
     space: str | None = _option(
-        None, str, "FILE", "TOML file that restricts or fixes knobs (see hvd-autosync space)."
+        None,
+        expanduser,
+        "FILE",
+        "TOML file that restricts or fixes knobs (see hvd-autosync space).",
     )
     strategy: str | None = _option(
         None,
-        str,
+        expanduser,
         "FILE",
         "Run the job without tuning, under the strategy in this TOML file, as written by "
         "hvd-autosync show --take. Implies --autosync.",
@@ -228,7 +232,7 @@ class Options:
     )
     keep_trial_files: str | None = _option(
         None,
-        str,
+        expanduser,
         "DIR",
         "Keep the files that trials write, as DIR/TRIAL/HOST/PATH. Without this option they are "
         "deleted. Later trials and the training never see them.",

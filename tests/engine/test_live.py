@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sqlite3
@@ -18,7 +19,7 @@ from hvd_autosync.engine import live
 from hvd_autosync.engine.live import Cost, LiveStudy, failed_choices, failed_trial
 from hvd_autosync.engine.live_job import live_job, live_options
 from hvd_autosync.engine.mode import is_tuned
-from hvd_autosync.engine.options import Options, options_environment
+from hvd_autosync.engine.options import Options, options_environment, resolve_options
 from hvd_autosync.engine.replay import verify
 from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError
@@ -359,6 +360,19 @@ def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPat
     assert live_job(begin).controller == "gloo"
     monkeypatch.setenv(JOB_VARIABLE, JOB.to_json())
     assert live_job(begin) == JOB
+
+
+def test_the_home_folder_is_the_same_for_flag_and_helper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    section = {"store": "~/traces.db", "space": "~/space.toml"}
+    of_flag = resolve_options(argparse.Namespace(), {}, section)
+    assert of_flag.space == str(tmp_path / "space.toml")
+    for name, value in options_environment(of_flag, {}).items():
+        monkeypatch.setenv(name, value)
+    of_helper = live_options()
+    assert (of_helper.store, of_helper.space) == (of_flag.store, of_flag.space)
 
 
 def test_options_reach_the_helper_as_variables(
