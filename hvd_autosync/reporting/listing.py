@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 
 from rich.table import Table
@@ -12,7 +11,8 @@ from hvd_autosync.reporting.words import first_line, speedup_text, step_time_tex
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.values import Conclusion
-from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
+from hvd_autosync.traces import StudyRecord, TrialRecord
+from hvd_autosync.traces.speedups import speedups
 from hvd_autosync.util.printable import shell_line
 
 
@@ -58,16 +58,13 @@ def trials_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
     """One row per trial, in order."""
     study = with_knob_order(study, trials)
     table = plain_table("trial", "kind", "step time", "speed-up", "status", "strategy")
-    told = default_result(trials)
-    default = told.step_time if told else None
-    for trial in trials:
+    for trial, speedup in zip(trials, speedups(study, trials), strict=True):
         time = trial.result.step_time if trial.result else None
-        ratio = default.mean_s / time.mean_s if default and time else math.nan
         table.add_row(
             str(trial.number),
             trial.kind,
             step_time_text(time) if time else "-",
-            speedup_text(ratio),
+            speedup_text(speedup),
             _status(trial),
             strategy_text(study, trial.strategy),
         )

@@ -24,6 +24,7 @@ from hvd_autosync.study.quality_trial import FIRST_SEEDS
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Trial
+from hvd_autosync.traces.speedups import Speedups, is_default
 
 if TYPE_CHECKING:
     from hvd_autosync.study.study import AskTellStudy
@@ -80,7 +81,7 @@ class TuningProgress:
         self._clock = clock
         self._began_at = clock()
         self._durations_s: list[float] = []
-        self._default_s = math.nan
+        self._speedups = Speedups()
         self._confirming: list[Measurement] = []
         self._contenders = _USUAL_CONTENDERS
         self._hinted = -1
@@ -149,8 +150,6 @@ class TuningProgress:
         if trial.kind == "confirm":
             strategy = study.space.complete(trial.strategy)
             self._confirming.append(Measurement(strategy, step_time))
-        if step_time is not None and _is_default(study, trial):
-            self._default_s = step_time.mean_s
         ended = EndedTrial(
             trial.number,
             trial.kind,
@@ -158,7 +157,7 @@ class TuningProgress:
             result.status,
             first_line(result.reason),
             step_time,
-            self._default_s / step_time.mean_s if step_time else math.nan,
+            self._speedups.take(step_time, default=_is_default(study, trial)),
             round_,
             _slow_setup(result),
         )
@@ -257,4 +256,4 @@ def _contenders(record: TrialRecord, otherwise: int) -> int:
 
 
 def _is_default(study: AskTellStudy, trial: Trial) -> bool:
-    return trial.kind == "default" or study.space.complete(trial.strategy) == study.space.default
+    return is_default(study.record.space, trial.kind, trial.strategy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -9,7 +10,8 @@ import pandas as pd
 
 from hvd_autosync.search_space import StepTime, Value
 from hvd_autosync.traces.jsonl import import_studies
-from hvd_autosync.traces.records import TrialRecord, default_result
+from hvd_autosync.traces.records import TrialRecord
+from hvd_autosync.traces.speedups import speedups
 from hvd_autosync.traces.store import TraceStore
 
 _COLUMNS = (
@@ -39,19 +41,18 @@ def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
     Returns:
         Columns ``number``; ``kind``; ``status`` (missing without a result); ``step_ms`` and
         ``step_ms_error``, mean and standard error of the step time in milliseconds; ``steps``,
-        the number of measured steps; ``steps_per_s``; ``speedup`` over the default;
-        ``blocked_share``, the share of the measured time that was blocked; ``setup_s`` and
-        ``total_s``, seconds; ``reason``; then one column per knob, missing if the strategy does not
-        set it.
+        the number of measured steps; ``steps_per_s``; ``speedup`` over the default of the same
+        phase and round; ``blocked_share``, the share of the measured time that was blocked;
+        ``setup_s`` and ``total_s``, seconds; ``reason``; then one column per knob, missing if the
+        strategy does not set it.
 
     Raises:
         StoreError: There is no such study.
     """
     study = store.study(study_id)
     trials = store.trials(study.study_id)
-    default_told = default_result(trials)
-    default = default_told.step_time if default_told else None
-    measures = [_measures(trial, default) for trial in trials]
+    compared = speedups(study, trials)
+    measures = [_measures(*pair) for pair in zip(trials, compared, strict=True)]
     names = [] if study.space is None else [knob.name for knob in study.space.knobs]
     names += sorted({name for trial in trials for name in trial.strategy} - set(names))
     frame: pd.DataFrame = pd.DataFrame(measures, columns=list(_COLUMNS))
@@ -93,7 +94,7 @@ def _step_time(trial: TrialRecord) -> StepTime | None:
     return None if trial.result is None else trial.result.step_time
 
 
-def _measures(trial: TrialRecord, default: StepTime | None) -> dict[str, Any]:
+def _measures(trial: TrialRecord, speedup: float) -> dict[str, Any]:
     """Return the fixed columns of one row; entries missing here are missing in the table."""
     row: dict[str, Any] = {"number": trial.number, "kind": trial.kind}
     result, step_time = trial.result, _step_time(trial)
@@ -112,6 +113,6 @@ def _measures(trial: TrialRecord, default: StepTime | None) -> dict[str, Any]:
             "steps": step_time.steps,
             "steps_per_s": 1 / step_time.mean_s,
         }
-        if default is not None:
-            row["speedup"] = default.mean_s / step_time.mean_s
+        if math.isfinite(speedup):
+            row["speedup"] = speedup
     return row

@@ -3,11 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
 from hvd_autosync.reporting.listing import studies_table, trials_table
-from hvd_autosync.traces import StudyRecord, import_autotune_log
+from hvd_autosync.reporting.tuning_progress import TuningProgress
+from hvd_autosync.reporting.words import speedup_text
+from hvd_autosync.traces import StudyRecord, import_autotune_log, trials_frame
 
 
 def rows(table: Table) -> list[str]:
@@ -34,6 +37,20 @@ def test_trials_show_times_speedups_and_how_they_ended(store: Any, finished: Stu
     assert len(lines) == 12
     assert lines[1].split()[:7] == ["1", "sobol", "40.0", "±", "0.1", "ms", "1.25x"]
     assert "crashed: rank 1 exited with status 3" in lines[3]
+
+
+def test_speedups_are_those_of_the_progress(store: Any, author: Any) -> None:
+    author.explore()
+    author.trial("confirm", dict(author.space.default), mean_s=0.1)  # the machine has become slow
+    author.trial("confirm", {"buckets": 8}, mean_s=0.08)
+    study, trials = author.study, store.trials(author.study_id)
+    progress = TuningProgress()
+    progress.start(study)
+    shown = [each.speedup for each in progress.ended]
+    assert shown[-2:] == pytest.approx([1, 1.25], rel=0.01)
+    frame = trials_frame(store, author.study_id)
+    assert frame["speedup"].tolist() == pytest.approx(shown, nan_ok=True)
+    assert speedup_text(shown[-1]) in rows(trials_table(study.record, trials))[-1]
 
 
 def test_a_trial_without_a_result_is_shown_as_such(store: Any, author: Any) -> None:
