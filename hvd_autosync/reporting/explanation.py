@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,8 +22,14 @@ from hvd_autosync.reporting.explain_trials import (
     step_times,
 )
 from hvd_autosync.reporting.recipe import Recipe, recipe
-from hvd_autosync.reporting.words import evidence_text, gain_text, seconds_text, speedup_text
-from hvd_autosync.search_space import Strategy
+from hvd_autosync.reporting.words import (
+    default_text,
+    evidence_text,
+    gain_text,
+    seconds_text,
+    speedup_text,
+)
+from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.study.fallbacks import fallback_line
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.study import problem_of
@@ -138,16 +145,18 @@ def _concluded(
     assert study.space is not None
     best = conclusion.best
     if best is not None:
-        yield Text(gain_text(best), style="bold green")
+        yield Text(gain_text(best, study.space), style="bold green")
         yield Text(printable(study.space.describe(conclusion.winner)), style="bold green")
         default_s, winner_s = step_times(study.space, trials, conclusion)
         yield f"{seconds_text(default_s)} per step became {seconds_text(winner_s)}."
     else:
-        yield Text("No gain found: use the default.", style="bold")
+        yield Text(f"No gain found: use {default_text(study.space)}.", style="bold")
         for closest in conclusion.comparisons[:1]:
             name = study.space.describe(closest.strategy)
             evidence = f"{speedup_text(closest.speedup)} ({evidence_text(closest)})"
             yield f"The best candidate was {name}: {evidence}."
+    if not study.space.holds_job:
+        yield f"{_unchanged(study.space, trials)}."
     why = f"Reason: {conclusion.reason}. " if conclusion.reason else ""  # shared traces have none
     yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
@@ -156,10 +165,18 @@ def _concluded(
         yield Text(printable(f"Since then: {fallback}."), style="bold yellow")
 
 
+def _unchanged(space: SearchSpace, trials: list[TrialRecord]) -> str:
+    """Return what was measured of the job, which the space does not hold."""
+    measured = next((t for t in trials if not t.strategy and t.result), None)
+    time = measured.result.step_time if measured and measured.result else None
+    job_s = seconds_text(time.mean_s if time else math.nan)
+    return f"Measured before, outside of your space: the unchanged job, {job_s} per step"
+
+
 def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Section]:
     if study.winner is None:
         return
-    if conclusion is not None and conclusion.best is None and _is_default(study, study.winner):
+    if conclusion is not None and conclusion.best is None and _is_job(study, study.winner):
         yield Section("Without hvd_autosync", ("Run the job unchanged.",))
         return
     found = recipe(study, study.winner)
@@ -168,8 +185,10 @@ def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Secti
     yield Section(title, tuple(_recipe_lines(found, take)))
 
 
-def _is_default(study: StudyRecord, strategy: Strategy) -> bool:
-    return study.space is not None and study.space.complete(strategy) == study.space.default
+def _is_job(study: StudyRecord, strategy: Strategy) -> bool:
+    """Return whether ``strategy`` is the unchanged job."""
+    space = study.space
+    return space is not None and space.holds_job and space.complete(strategy) == space.default
 
 
 def _recipe_lines(found: Recipe, take: str) -> Iterator[RenderableType]:

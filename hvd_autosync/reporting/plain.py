@@ -96,11 +96,12 @@ def trial_line(ended: EndedTrial) -> str:
         parts.append(f"{ended.status.value}{steps},")
     if ended.time is not None:
         parts.append(f"{step_time_text(ended.time)} per step,")
-        if ended.strategy != "default":
+        if not ended.is_default:
             parts.append(f"{speedup_text(ended.speedup)} against the default,")
     if ended.status is not TrialStatus.COMPLETED and ended.time is None and ended.reason:
         parts.append(f"{ended.reason},")
     if ended.slow_setup:
         parts.append(f"{ended.slow_setup},")
     line = " ".join(parts).rstrip(",")
-    return line if ended.kind == "default" else f"{line}: {ended.strategy}"
+    known = ended.kind == ended.strategy == "default"
+    return line if known else f"{line}: {ended.strategy}"

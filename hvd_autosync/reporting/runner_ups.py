@@ -62,6 +62,7 @@ def runner_ups(
         return []
     default = explored.pop(space.default)[1]
     explored.pop(conclusion.winner, None)
+    explored.pop(Strategy(), None)  # the unchanged job, if restrictions exclude it
     confirmed, spread = confirmed_step_s(space, trials), launch_spread(space, trials)
     found = []
     for strategy, (trial, time) in explored.items():

@@ -52,6 +52,7 @@ class EndedTrial:
         speedup: Speed-up over the default of the same phase and round; NaN if unknown.
         round: Round of the confirmation, from 1; 0 while exploring.
         slow_setup: A note on the duration of its set-up if that was most of the trial; else empty.
+        is_default: Whether it measures the default.
     """
 
     number: int
@@ -63,6 +64,7 @@ class EndedTrial:
     speedup: float
     round: int
     slow_setup: str = ""
+    is_default: bool = False
 
     @property
     def explores(self) -> bool:
@@ -150,6 +152,7 @@ class TuningProgress:
         if trial.kind == "confirm":
             strategy = study.space.complete(trial.strategy)
             self._confirming.append(Measurement(strategy, step_time))
+        default = is_default(study.record.space, trial.kind, trial.strategy)
         ended = EndedTrial(
             trial.number,
             trial.kind,
@@ -157,16 +160,19 @@ class TuningProgress:
             result.status,
             first_line(result.reason),
             step_time,
-            self._speedups.take(step_time, default=_is_default(study, trial)),
+            self._speedups.take(step_time, default=default),
             round_,
             _slow_setup(result),
+            default,
         )
         self.ended.append(ended)
         return ended
 
     def describe(self, study: AskTellStudy, trial: Trial) -> str:
         """Return the strategy of ``trial`` as text."""
-        return "default" if _is_default(study, trial) else self._in_words(study, trial.strategy)
+        if study.record.space is None and trial.kind == "default":
+            return "default"
+        return self._in_words(study, trial.strategy)
 
     def _in_words(self, study: AskTellStudy, strategy: Strategy) -> str:
         """Return a strategy as text, with the most important knobs first."""
@@ -253,7 +259,3 @@ def _slow_setup(result: TrialResult) -> str:
 def _contenders(record: TrialRecord, otherwise: int) -> int:
     """Number of strategies in the confirmation, from a trial of it."""
     return 1 + len(record.info["candidates"]) if record.kind == "confirm" else otherwise
-
-
-def _is_default(study: AskTellStudy, trial: Trial) -> bool:
-    return is_default(study.record.space, trial.kind, trial.strategy)

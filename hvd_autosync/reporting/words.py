@@ -86,18 +86,23 @@ def evidence_text(comparison: Comparison) -> str:
     return f"{LEVEL} interval {interval_text(comparison.low, comparison.high)}, {rounds}"
 
 
-def gain_text(comparison: Comparison) -> str:
+def default_text(space: SearchSpace) -> str:
+    """Return what strategies are compared with: restrictions may have moved the default."""
+    return "the default" if space.holds_job else "your restricted default"
+
+
+def gain_text(comparison: Comparison, space: SearchSpace) -> str:
     """Return the speed-up of a proven strategy over the default."""
     speedup = speedup_text(comparison.speedup)
-    return f"{speedup} faster than the default ({evidence_text(comparison)})"
+    return f"{speedup} faster than {default_text(space)} ({evidence_text(comparison)})"
 
 
 def answer_text(conclusion: Conclusion, space: SearchSpace) -> str:
     """Return the result of a study in one line."""
     best = conclusion.best
     if best is None:
-        return f"no gain found, the default is kept: {conclusion.reason}"
-    return f"{gain_text(best)}: {space.describe(conclusion.winner)}"
+        return f"no gain found, {default_text(space)} is kept: {conclusion.reason}"
+    return f"{gain_text(best, space)}: {space.describe(conclusion.winner)}"
 
 
 def forecast_text(forecast: Forecast) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hvd_autosync.reporting import answer_line
 from hvd_autosync.reporting.explanation import explain
-from hvd_autosync.search_space import TrialStatus
+from hvd_autosync.reporting.tuning_progress import TuningProgress
+from hvd_autosync.search_space import TrialStatus, restrict_space
 from hvd_autosync.traces import Fallback, StudyRecord, StudyStatus, TraceStore, import_autotune_log
 
 
@@ -104,6 +106,32 @@ def test_no_gain_comes_first_and_the_job_stays_as_it_is(
     lost = " ".join(section(text, "Other strategies").split())
     assert "confirmation did not show a significant gain over the default" in lost
     assert "Effect of each knob" not in text
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.35])
+def test_a_restricted_default_is_not_the_unchanged_job(
+    store: TraceStore, author: Any, factor: float
+) -> None:
+    document = {"knobs": {"fusion_threshold_bytes": {"fixed": 1 << 20}}}
+    author.space = restrict_space(author.space, document)
+    store.describe_task(author.study_id, author.task, author.space)
+    author.trial("default", {}, mean_s=0.02)
+    author.trial("default", dict(author.space.default), mean_s=0.05)
+    author.trial("model", {"controller": "mpi"}, mean_s=0.06)
+    author.confirm(factor)
+    progress = TuningProgress()
+    progress.start(author.study)
+    first, second, *_ = (each.strategy for each in progress.ended)
+    moved = "the restricted default (fusion_threshold_bytes=1 MiB)"
+    assert (first, second) == ("the unchanged job", moved)
+    text = shown(store)
+    answer = " ".join(section(text, "Result").split())
+    gain, none = "x faster than your restricted default", "No gain found: use your restricted"
+    assert (gain if factor == 1 else none) in answer
+    assert "outside of your space: the unchanged job, 20.0 ms per step." in answer
+    assert "the unchanged job" not in section(text, "Other strategies")
+    assert "1048576" in text.partition("\nWithout ")[2]
+    assert "your restricted default" in answer_line(author.study.record)
 
 
 def test_a_running_study_has_no_answer_yet(store: TraceStore, author: Any) -> None:

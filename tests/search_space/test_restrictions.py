@@ -42,6 +42,10 @@ def test_a_space_knows_whether_the_job_as_it_is_lies_in_it(
     assert not moved.holds_job and moved.complete(Strategy()) == Strategy()
     assert moved.default["cycle_time_ms"] == 5
     assert SearchSpace.from_json(moved.to_json()) == moved
+    assert kept.describe(kept.default) == kept.describe({}) == "default"
+    assert moved.describe({}) == "the unchanged job"
+    assert moved.describe(moved.default) == "the restricted default (cycle_time_ms=5 ms)"
+    assert moved.describe({**moved.default, "cycle_time_ms": 6.0}) == "cycle_time_ms=6 ms"
 
 
 def test_knobs_that_cannot_matter_here_are_ignored(
