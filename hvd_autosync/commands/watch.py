@@ -57,7 +57,8 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
     from hvd_autosync.traces.owner import HEARTBEAT_S
 
     yield f"study {study_id}: {' '.join(store.study(study_id).command)}"
-    printed, dead_since = 0, math.inf
+    printed: set[int] = set()
+    dead_since = math.inf
     while True:
         now = time.monotonic()
         # A driver elsewhere that was silent for long may still beat, so one look is not enough. The
@@ -66,14 +67,15 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
         dead_since = min(dead_since, now) if dead else math.inf
         record, progress = store.study(study_id), TuningProgress()
         progress.start(AskTellStudy(store, record))
-        for ended in progress.ended[printed:]:
-            yield trial_line(ended)
-        printed = len(progress.ended)
+        for ended in progress.ended:  # not always in the order of their numbers
+            if ended.number not in printed:
+                printed.add(ended.number)
+                yield trial_line(ended)
         if record.status is not StudyStatus.RUNNING:
             yield answer_line(record)
             return
         if now - dead_since > HEARTBEAT_S:
-            count = f"{printed} trial{'s' * (printed != 1)}"
+            count = f"{len(printed)} trial{'s' * (len(printed) != 1)}"
             yield f"study {study_id} was interrupted after {count}: run its command again to resume"
             return
         time.sleep(every_s)

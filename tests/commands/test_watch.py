@@ -76,6 +76,23 @@ def test_trials_are_printed_as_they_end_and_then_the_result(tmp_path: Path) -> N
     assert printed[-1] == last
 
 
+def test_each_of_several_trials_in_flight_is_printed_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "traces.db")
+    study = AskTellStudy.create(SPACE, store=path, settings=StudySettings(trials=6, seed=1))
+    lines = watched(TraceStore(path), study.study_id, every_s=0.0)
+    next(lines)
+    default = study.ask()
+    assert default is not None
+    study.tell(default, [0.2] * 12)
+    assert next(lines).startswith("trial 0 ")
+    first, second = study.ask(), study.ask()
+    assert first is not None and second is not None
+    study.tell(second, [0.1] * 12)
+    assert next(lines).startswith(f"trial {second.number} ")
+    study.tell(first, [0.1] * 12)
+    assert next(lines).startswith(f"trial {first.number} ")
+
+
 def test_it_ends_where_the_study_was_interrupted(tmp_path: Path, clock: Clock) -> None:
     path = str(tmp_path / "traces.db")
     study = AskTellStudy.create(SPACE, store=path, settings=StudySettings(trials=2, seed=1))
