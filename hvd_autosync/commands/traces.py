@@ -47,7 +47,7 @@ def list_(store: StoreOption = None) -> None:
     for study_id in traces.ids():
         if study_id not in ended:
             try:
-                interrupted |= traces.interrupted(study_id)
+                interrupted |= traces.interrupted(study_id, imported=True)
                 traces.study(study_id)
             except TraceFormatError as error:
                 unreadable[study_id] = error

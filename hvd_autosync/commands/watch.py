@@ -28,7 +28,8 @@ def add_command(app: typer.Typer) -> None:
 def watch(study: StudyArgument = "last", store: StoreOption = None) -> None:
     """Print the trials of a study as they end, until the study ends; Ctrl-C stops watching.
 
-    It ends, too, where the study was interrupted: no process has run it for 20 seconds.
+    It ends, too, where the study was interrupted: no process has run it for 20 seconds, or it was
+    imported before its end.
 
     The study may run anywhere that writes to the same store: under the flag, in a notebook, or in
     the steps of a training (HVD_AUTOSYNC_LIVE=1). Watching changes nothing.
@@ -63,7 +64,7 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
         now = time.monotonic()
         # A driver elsewhere that was silent for long may still beat, so one look is not enough. The
         # look is before its trials: none comes later.
-        dead = study_id in store.interrupted(study_id)
+        dead = study_id in store.interrupted(study_id, imported=True)
         dead_since = min(dead_since, now) if dead else math.inf
         record, progress = store.study(study_id), TuningProgress()
         progress.start(AskTellStudy(store, record))
@@ -76,6 +77,8 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
             return
         if now - dead_since > HEARTBEAT_S:
             count = f"{len(printed)} trial{'s' * (len(printed) != 1)}"
-            yield f"study {study_id} was interrupted after {count}: run its command again to resume"
+            again = study_id in store.interrupted(study_id)
+            hint = "run its command again to resume" if again else "it was imported before its end"
+            yield f"study {study_id} was interrupted after {count}: {hint}"
             return
         time.sleep(every_s)

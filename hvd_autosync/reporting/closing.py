@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 
-from hvd_autosync.reporting.words import answer_text
+from hvd_autosync.reporting.words import answer_text, first_line
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.values import Conclusion
-from hvd_autosync.traces import StudyRecord
+from hvd_autosync.traces import StudyRecord, StudyStatus
 from hvd_autosync.traces.location import resolve_location
 
 
@@ -27,6 +27,9 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
 def answer_line(study: StudyRecord) -> str:
     """Return the result of a study in one line."""
     study = with_knob_order(study)
+    if study.status is StudyStatus.FAILED:
+        reason = first_line(str((study.outcome or {}).get("reason", "unknown")))
+        return f"study {study.study_id} failed: {reason}"
     conclusion = Conclusion.of(study)
     if conclusion is None or study.space is None:
         return f"study {study.study_id} has no comparison with the default"

@@ -292,8 +292,16 @@ def living_owner(row: RowMapping) -> Owner | None:
     return owner if owner.alive(age_s) else None
 
 
-def interrupted(connection: Connection, study_id: str | None = None) -> frozenset[str]:
+def interrupted(
+    connection: Connection, study_id: str | None = None, imported: bool = False
+) -> frozenset[str]:
     """Ids of the studies that have not ended and have a dead owner; with an id, of that one alone.
+
+    Args:
+        connection: The connection.
+        study_id: The only study to look at; ``None``: all.
+        imported: Whether to include those that were imported before their end, which have no owner
+            and cannot be resumed.
 
     Raises:
         TraceFormatError: The owner of one of these is damaged.
@@ -301,7 +309,8 @@ def interrupted(connection: Connection, study_id: str | None = None) -> frozense
     query = select(STUDIES.c.study_id, STUDIES.c.owner, STUDIES.c.heartbeat_s)
     if study_id is not None:
         query = query.where(STUDIES.c.study_id == study_id)
-    found = connection.execute(query.where(STUDIES.c.owner.is_not(None))).mappings()
+    owned, running = STUDIES.c.owner.is_not(None), STUDIES.c.status == StudyStatus.RUNNING.value
+    found = connection.execute(query.where(running if imported else owned)).mappings()
     return frozenset(row["study_id"] for row in found if living_owner(row) is None)
 
 

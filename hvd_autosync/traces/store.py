@@ -318,10 +318,10 @@ class TraceStore:
             return rows.study_records(connection, *conditions, skip_damaged=skip_damaged)
 
     @repeated
-    def interrupted(self, study_id: str | None = None) -> frozenset[str]:
-        """Ids of studies that have not ended but have a dead owner; with an id, of that alone."""
+    def interrupted(self, study_id: str | None = None, *, imported: bool = False) -> frozenset[str]:
+        """Ids of studies that can be resumed, or all that none runs; with an id, of that alone."""
         with self._database.reading() as connection:
-            return rows.interrupted(connection, study_id)
+            return rows.interrupted(connection, study_id, imported)
 
     @repeated
     def trials(self, study_id: str) -> list[TrialRecord]:

@@ -17,7 +17,7 @@ from hvd_autosync.commands.watch import watched
 from hvd_autosync.search_space import SearchSpace, catalogue_knob
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings
-from hvd_autosync.traces import TraceStore
+from hvd_autosync.traces import StudyStatus, TraceStore, export_study, import_studies
 from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S, HEARTBEAT_S, Owner
 
 SPACE = SearchSpace((catalogue_knob("buckets"),))
@@ -109,6 +109,29 @@ def test_it_ends_where_the_study_was_interrupted(tmp_path: Path, clock: Clock) -
     printed = CliRunner().invoke(app, ["watch", "--store", path]).output.splitlines()
     assert len(printed) == 3 and printed[-1] == last
     assert clock.now_s > 2 * HEARTBEAT_S, "each was sure that no driver follows"
+
+
+def test_an_imported_study_that_was_running_ends(tmp_path: Path, clock: Clock) -> None:
+    study = AskTellStudy.create(SPACE, store=str(tmp_path / "traces.db"))
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, [0.2] * 12)
+    export_study(study.store, study.study_id, tmp_path / "study.jsonl")
+    store = TraceStore(tmp_path / "other.db")
+    import_studies(store, tmp_path / "study.jsonl")
+    *_, last = watched(store, study.study_id)
+    assert last.endswith("was interrupted after 1 trial: it was imported before its end")
+    listed = CliRunner().invoke(app, ["traces", "list", "--store", store.name]).output
+    assert "interrupted" in listed
+    assert store.interrupted() == frozenset(), "it cannot be resumed"
+
+
+def test_a_study_that_failed_says_why(tmp_path: Path) -> None:
+    path = str(tmp_path / "traces.db")
+    study = AskTellStudy.create(SPACE, store=path)
+    study.store.finish(study.study_id, StudyStatus.FAILED, {"reason": "rank 1 was killed"}, None)
+    *_, last = watched(TraceStore(path), study.study_id)
+    assert last == f"study {study.study_id} failed: rank 1 was killed"
 
 
 def test_a_driver_elsewhere_that_was_silent_for_long_is_still_watched(

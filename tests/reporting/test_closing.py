@@ -53,6 +53,4 @@ def test_how_to_see_the_trace_in_the_default_store(finished: StudyRecord) -> Non
 
 def test_a_study_that_failed_found_nothing(finished: StudyRecord) -> None:
     failed = replace(finished, status=StudyStatus.FAILED, outcome={"reason": "it crashed"})
-    assert (
-        closing_lines(failed)[0] == f"study {finished.study_id} has no comparison with the default"
-    )
+    assert closing_lines(failed)[0] == f"study {finished.study_id} failed: it crashed"
