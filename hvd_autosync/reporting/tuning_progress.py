@@ -240,7 +240,8 @@ class TuningProgress:
         running_s = min(self._clock() - self._began_at, each_s)
         minutes = study.settings.minutes
         unused_s = math.inf if minutes is None else max(60 * minutes - self.spent_s, 0.0)
-        return min((to_explore + to_judge + to_confirm) * each_s, unused_s) - running_s
+        to_do_s = min((to_explore + to_judge + to_confirm) * each_s, unused_s)
+        return max(to_do_s - running_s, 0.0)
 
     def _to_judge(self, study: AskTellStudy) -> int:
         """Maximum number of remaining quality trials."""

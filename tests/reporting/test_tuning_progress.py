@@ -102,10 +102,13 @@ def test_the_time_left_is_that_of_the_minutes_at_most(author: Any) -> None:
     author.explore()
     study = author.study
     study.settings = replace(study.settings, minutes=1.0)
-    standing = TuningProgress(Clock())
+    standing = TuningProgress(clock := Clock())
     standing.start(study)
     assert standing.spent_s == 6 * 5.0
     assert standing.left_s(study) == pytest.approx(30.0)
+    study.settings = replace(study.settings, minutes=32 / 60)
+    clock.now += 4
+    assert standing.left_s(study) == 0.0, "the limit is exceeded"
 
 
 def test_a_running_trial_counts_down_but_not_below_the_others(author: Any) -> None:
