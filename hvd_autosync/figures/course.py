@@ -24,6 +24,7 @@ from hvd_autosync.figures.style import (
     wrapped,
 )
 from hvd_autosync.reporting.explain_priors import prior_uses
+from hvd_autosync.reporting.words import LEVEL, STANDARD_ERRORS
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.traces import TrialRecord
 
@@ -36,7 +37,8 @@ def convergence(evidence: Evidence) -> go.Figure:
     title = "Step time, trial by trial"
     caption = (
         "Look for a line that has been flat for a while: then further trials are unlikely to gain. "
-        "Crosses are failed trials. Confirmation measures the best and the default again, in turn."
+        f"Crosses are failed trials, bars are {LEVEL} intervals. Confirmation measures the best "
+        "and the default again, in turn."
     )
     told = [trial for trial in evidence.trials if trial.result is not None]
     if not any(math.isfinite(step_ms(trial)) for trial in told):
@@ -78,7 +80,7 @@ def convergence(evidence: Evidence) -> go.Figure:
                 x=[told[0].number, told[-1].number],
                 y=[1e3 * evidence.default_s] * 2,
                 mode="lines",
-                name="the default's first trial",
+                name="the default's trial",
                 hoverinfo="skip",
                 line={"color": BLACK, "dash": "dot", "width": 1},
             )
@@ -97,7 +99,7 @@ def _points(evidence: Evidence, trials: list[TrialRecord], kind: str) -> go.Scat
         name=MEANINGS.get(kind, kind),
         marker={"color": KINDS.get(kind, SKY), "size": 8},
         error_y={
-            "array": [1e3 * t.standard_error_s for t in times if t is not None],
+            "array": [1e3 * STANDARD_ERRORS * t.standard_error_s for t in times if t is not None],
             "thickness": 1,
             "width": 0,
         },

@@ -14,6 +14,7 @@ import hvd_autosync
 from hvd_autosync.api.results import Study
 from hvd_autosync.errors import SpaceError, StoreError, StudyError
 from hvd_autosync.figures.knobs import importance
+from hvd_autosync.reporting.words import STANDARD_ERRORS
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
@@ -69,6 +70,16 @@ def test_convergence_never_rises(study: Study, every: dict[str, Any]) -> None:
     assert fastest[-1] == pytest.approx(explored.step_ms.min())
     points = [len(trace.x) for trace in every["convergence"].data if trace.mode == "markers"]
     assert sum(points) == len(study.trials)
+
+
+def test_convergence_has_the_intervals_of_the_reports(study: Study, every: dict[str, Any]) -> None:
+    figure = every["convergence"]
+    confirmed = next(trace for trace in figure.data if trace.name == "confirmation")
+    trial = next(trial for trial in study.history if trial.kind == "confirm")
+    time = trial.result.step_time  # type: ignore[union-attr]
+    half_ms = 1e3 * STANDARD_ERRORS * time.standard_error_s  # type: ignore[union-attr]
+    assert confirmed.error_y.array[0] == pytest.approx(half_ms)
+    assert "bars are 90 % intervals" in figure.layout.meta["caption"]
 
 
 def test_step_times_shows_the_steps_of_each_confirmation(
