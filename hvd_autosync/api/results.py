@@ -64,7 +64,8 @@ class Study(AskTellStudy):
         Args:
             source: Id of the study, the beginning of one, ``"last"``, or the path of a trace file,
                 of which the first study is used.
-            store: The store; ``None``: the default store. A trace file is not imported into it.
+            store: The store; ``None``: that of ``HVD_AUTOSYNC_STORE``, else the default store. A
+                trace file is not imported into it.
 
         Raises:
             StoreError: There is no such study, or the store cannot be read.

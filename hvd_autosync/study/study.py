@@ -89,8 +89,8 @@ class AskTellStudy:
         Args:
             space: The search space. It may be set later with :meth:`describe`, after the default
                 trial has profiled the model; until then :meth:`ask` gives only that trial.
-            store: The store of the trace: a path, an SQLAlchemy URL, or ``None`` for the user's
-                default store.
+            store: The store of the trace: a path, an SQLAlchemy URL, or ``None`` for that of
+                ``HVD_AUTOSYNC_STORE``, else the user's default store.
             settings: Budget and seed.
             learner: The learner that proposes strategies.
             task: The task, if known; needed for later reuse.

@@ -8,7 +8,6 @@ to standard output; nothing if there is none. If the store cannot be used, it wr
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -55,7 +54,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     response: dict[str, Any] | None
     try:
-        store = TraceStore(os.environ.get("HVD_AUTOSYNC_STORE"))
+        store = TraceStore()
         response = best_known(store, request["parameters"], request["slots"], request["device"])
     except AutosyncError as error:
         response = {"message": error.message, "hint": error.hint}

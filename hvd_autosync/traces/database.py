@@ -65,7 +65,7 @@ class Database:
     """Transactions on one store. Threads may share it; a forked child may use it too.
 
     Args:
-        location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.
+        location: As for :func:`~hvd_autosync.traces.location.resolve_location`.
 
     Raises:
         StoreError: The database cannot be opened.

@@ -111,12 +111,15 @@ def resolve_location(location: str | os.PathLike[str] | None) -> Location:
     """Return the location that the user has named.
 
     Args:
-        location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.
+        location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for what
+            ``HVD_AUTOSYNC_STORE`` names; without that variable, the default.
 
     Raises:
         StoreError: The URL cannot be parsed.
     """
-    text = str(_default_file()) if location is None else os.fspath(location)
+    if location is None:
+        location = os.environ.get("HVD_AUTOSYNC_STORE") or _default_file()
+    text = os.fspath(location)
     if "://" not in text:
         file = Path(text).expanduser().absolute()
         return Location(URL.create("sqlite", database=str(file)), file)

@@ -49,7 +49,7 @@ class TraceStore:
     """Studies and trials in one database.
 
     Args:
-        location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.
+        location: A path, an SQLAlchemy URL, or ``None``: ``HVD_AUTOSYNC_STORE``, else the default.
 
     Raises:
         StoreError: The database cannot be opened.

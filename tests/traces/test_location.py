@@ -21,6 +21,17 @@ def test_the_default_follows_the_data_folder(monkeypatch: pytest.MonkeyPatch) ->
     assert resolve_location(None).file == Path("/data/hvd-autosync/traces.db")
 
 
+def test_without_a_location_the_variable_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    monkeypatch.setenv("HVD_AUTOSYNC_STORE", str(tmp_path / "own.db"))
+    assert resolve_location(None).file == tmp_path / "own.db"
+    assert resolve_location("/x.db").file == Path("/x.db")
+    monkeypatch.setenv("HVD_AUTOSYNC_STORE", "")
+    assert resolve_location(None).file == Path("/data/hvd-autosync/traces.db")
+
+
 @pytest.mark.parametrize("data_home", ["", "relative/folder"])
 def test_the_default_is_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, data_home: str) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", data_home)
