@@ -78,13 +78,12 @@ def simulate(
         )
     resources = record.task.resources
     if (hosts, slots, rate, hop) != (None, None, None, None):
-        layout = hosts or len(resources.hosts), slots or resources.hosts[0].slots
-        if layout[0] > 1 and rate is None and not resources.several_hosts:
+        if (hosts or len(resources.hosts)) > 1 and rate is None and not resources.several_hosts:
             raise ConfigurationError(
                 f"study {record.study_id} ran on one host: the bandwidth between hosts is unknown",
                 hint="Give it, for example --bandwidth 25gbit.",
             )
-        resources = hypothetical_resources(resources, *layout, rate, hop)
+        resources = hypothetical_resources(resources, hosts, slots, rate, hop)
     asked = None if strategy is None else _asked(strategy, record, resources)
     out = console()
     trials = traces.trials(record.study_id)

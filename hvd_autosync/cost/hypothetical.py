@@ -16,8 +16,8 @@ _LOCAL_HOP_S, _HOP_S = 1e-5, 5e-5
 
 def hypothetical_resources(
     resources: Resources,
-    hosts: int,
-    slots: int,
+    hosts: int | None,
+    slots: int | None,
     rate_bytes_per_s: float | None = None,
     hop_s: float | None = None,
 ) -> Resources:
@@ -30,11 +30,17 @@ def hypothetical_resources(
 
     Args:
         resources: The cluster whose links were measured.
-        hosts: Number of hosts.
-        slots: Ranks on each host.
+        hosts: Number of hosts; ``None``: as many as measured.
+        slots: Ranks on each host; ``None``: as on the first measured one. If ``hosts`` is ``None``,
+            too, the hosts stay as they are.
         rate_bytes_per_s: Network bandwidth of a host; ``None``: as measured.
         hop_s: Seconds of a message between hosts; ``None``: 50 microseconds.
     """
+    layout = resources.hosts
+    if hosts is not None or slots is not None:
+        ranks = slots or layout[0].slots
+        layout = tuple(Host(f"host{number}", ranks) for number in range(hosts or len(layout)))
+    largest = max(host.slots for host in layout)
     links = resources.links
     across = links.across or links.overall
     within = links.within if resources.several_hosts else links.overall
@@ -45,17 +51,16 @@ def hypothetical_resources(
     own = _own_s(links.overall, measured_hop)
     own_across = _own_s(across, measured_hop)
     own_within = _own_s(within, _LOCAL_HOP_S) if within else own
-    inside = _ring(slots, memory, _LOCAL_HOP_S, own_within)
-    several = hosts > 1
+    inside = _ring(largest, memory, _LOCAL_HOP_S, own_within)
+    several = len(layout) > 1
     extrapolated = Links(
-        overall=_ring(hosts * slots, rate, hop, own) if several else inside,
+        overall=_ring(sum(host.slots for host in layout), rate, hop, own) if several else inside,
         within=inside if several else None,
-        across=_ring(hosts, rate, hop, own_across),
+        across=_ring(len(layout), rate, hop, own_across),
     )
-    names = tuple(Host(f"host{number}", slots) for number in range(hosts))
     most = max(host.slots for host in resources.hosts)
-    cores = resources.cores * most // slots
-    return replace(resources, hosts=names, links=extrapolated, cores=cores)
+    cores = resources.cores * most // largest
+    return replace(resources, hosts=layout, links=extrapolated, cores=cores)
 
 
 def _own_s(link: Link | None, hop_s: float) -> float:

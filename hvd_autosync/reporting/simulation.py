@@ -6,13 +6,17 @@ from collections.abc import Iterator
 
 from hvd_autosync.engine.simulation import Range, Simulation
 from hvd_autosync.reporting.words import seconds_text
+from hvd_autosync.util.printable import printable
 
 
 def simulation_text(simulation: Simulation) -> Iterator[str]:
     """Yield the lines of a report."""
     across = simulation.resources.links.across
-    hosts, slots = len(simulation.resources.hosts), simulation.resources.hosts[0].slots
-    layout = f"{_count(hosts, 'host')} of {_count(slots, 'rank')}"
+    hosts = simulation.resources.hosts
+    layout = f"{_count(len(hosts), 'host')} of {_count(hosts[0].slots, 'rank')}"
+    if len({host.slots for host in hosts}) > 1:
+        each = ", ".join(f"{printable(host.name)}:{host.slots}" for host in hosts)
+        layout = f"{simulation.resources.world_size} ranks on {len(hosts)} hosts ({each})"
     rate = f", {across.bus_bytes_per_s * 8 / 1e9:.3g} Gbit/s" if across is not None else ""
     yield f"On {layout}{rate}, by a cost model calibrated with {simulation.trials} trials:"
     yield f"  default strategy      {_seconds(simulation.default_s)} per step"

@@ -37,10 +37,15 @@ TRIED = [
 
 @pytest.fixture
 def store(tmp_path: Path, model: ModelProfile, slow_network: Resources) -> TraceStore:
-    store = TraceStore(tmp_path / "traces.db")
+    return stored(tmp_path / "traces.db", model, slow_network)
+
+
+def stored(file: Path, model: ModelProfile, resources: Resources) -> TraceStore:
+    """A store with a study on these resources."""
+    store = TraceStore(file)
     study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
-    store.describe_task(study, Task(model, slow_network), build_space(model, slow_network))
-    times = CostModel(model, slow_network).predict(TRIED, TRUE)
+    store.describe_task(study, Task(model, resources), build_space(model, resources))
+    times = CostModel(model, resources).predict(TRIED, TRUE)
     for number, (values, step_s) in enumerate(zip(TRIED, times, strict=True)):
         store.ask(study, Strategy(values), "sobol", {})
         ranks = (RankReport(0, "a", (float(step_s),) * 20),)
@@ -78,6 +83,19 @@ def test_the_report(store: TraceStore) -> None:
         r"best strategy by the model has speed-up [\d.]+x \([\d.]+x to [\d.]+x\)", text
     )
     assert run(store, "--hosts", "1", "--slots", "1")[1].count("No exact strategy") == 1
+
+
+def test_uneven_hosts_keep_their_ranks(
+    tmp_path: Path, model: ModelProfile, slow_network: Resources
+) -> None:
+    uneven = replace(slow_network, hosts=(Host("a", 4), Host("b", 1)))
+    store = stored(tmp_path / "uneven.db", model, uneven)
+    for words in ([], ["--bandwidth", "25gbit"]):
+        assert "On 5 ranks on 2 hosts (a:4, b:1), " in run(store, *words)[1]
+    faster = hypothetical_resources(uneven, None, None, 1e9)
+    assert faster.hosts == uneven.hosts and faster.links.overall is not None
+    assert faster.links.overall.ranks == 5
+    assert "On 3 hosts of 4 ranks" in run(store, "--hosts", "3")[1]
 
 
 def test_a_strategy_of_a_file_is_predicted_too(
