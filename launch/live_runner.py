@@ -31,7 +31,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, exchange_plan
 
 #: Warm-up steps of a trial after the default's: the first steps under a plan gather what it needs.
-_WARMUP_STEPS = 3
+WARMUP_STEPS = 3
 #: Ends the reason of a trial in which the training itself was lost.
 LOST_IN_TRIAL = "in this trial"
 #: Shortest wait of rank 0 in an exchange that counts as hung, seconds: another rank may evaluate
@@ -197,7 +197,7 @@ class LiveRunner:
             return self._probe(spec, progress)
         fields = json.loads(spec.to_json())
         if not spec.profile:
-            fields["warmup_steps"] = min(spec.warmup_steps, _WARMUP_STEPS)
+            fields["warmup_steps"] = min(spec.warmup_steps, WARMUP_STEPS)
         _, best, classes = self._best
         going_on = {"best": _named(best, classes), "left_s": limits.total_s}
         self._training.send({"type": "trial", "spec": fields, **going_on})

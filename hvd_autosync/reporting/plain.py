@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, TextIO
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress
-from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
+from hvd_autosync.reporting.words import (
+    forecast_text,
+    span_text,
+    speedup_text,
+    step_time_text,
+    steps_text,
+)
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.study.values import Conclusion, Trial
@@ -36,10 +42,9 @@ class PlainProgress:
         settings = study.settings
         again = f" resumes after {len(self._tuning.ended)} trials" if resumed else ""
         limit = f" or {settings.minutes:g} minutes" if settings.minutes is not None else ""
-        fewer = " (fewer if steps are long)" if settings.adaptive_steps else ""
         self._print(
             f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each with "
-            f"{settings.warmup} warm-up steps and {settings.steps} measured steps{fewer}; then "
+            f"{steps_text(settings, live=settings.mode == 'live')}; then "
             f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds of confirmation, which measure the best one or "
             "two strategies and the default in turn"
         )

@@ -12,6 +12,7 @@ from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.reporting.console import PrintableConsole
 from hvd_autosync.reporting.space import applies_when, catalogue_table, space_table
+from hvd_autosync.reporting.words import steps_text
 from hvd_autosync.search_space import (
     Knob,
     ModelProfile,
@@ -158,11 +159,10 @@ def _plan_text(options: Options, known: StudyRecord | None, where: str) -> str:
 
     settings = settings_of(options)
     limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""
-    fewer = " (fewer if steps are long)" if settings.adaptive_steps else ""
     after = "then stop" if options.tune_only else "then run the job with the winner"
     return (
         f"The plan: measure the default strategy; try other strategies, up to {options.trials} "
-        f"trials{limit} in all, each with {settings.warmup} warm-up steps and {settings.steps} "
-        f"measured steps{fewer}, and stop when no further gain is likely; confirm the best in "
+        f"trials{limit} in all, each with {steps_text(settings, live=bool(where))}, "
+        "and stop when no further gain is likely; confirm the best in "
         f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds, each with a trial of the default; {after}.{where}"
     )

@@ -6,12 +6,13 @@ import math
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
+from hvd_autosync.launch.live_runner import WARMUP_STEPS
 from hvd_autosync.study.confirm import CONFIDENCE, MAX_ROUNDS, MIN_ROUNDS, Comparison
 
 if TYPE_CHECKING:
     from hvd_autosync.search_space import SearchSpace, StepTime
     from hvd_autosync.study.forecast import Forecast
-    from hvd_autosync.study.values import Conclusion
+    from hvd_autosync.study.values import Conclusion, StudySettings
 
 LEVEL = f"{CONFIDENCE * 100:.0f} %"
 #: Half-width of a two-sided interval of that level, in standard errors.
@@ -103,6 +104,13 @@ def answer_text(conclusion: Conclusion, space: SearchSpace) -> str:
     if best is None:
         return f"no gain found, {default_text(space)} is kept: {conclusion.reason}"
     return f"{gain_text(best, space)}: {space.describe(conclusion.winner)}"
+
+
+def steps_text(settings: StudySettings, *, live: bool) -> str:
+    """Return the steps of a trial; ``live``: it is a part of the training."""
+    warmup = min(settings.warmup, WARMUP_STEPS) if live else settings.warmup
+    fewer = " (fewer if steps are long)" if settings.adaptive_steps else ""
+    return f"{warmup} warm-up steps and {settings.steps} measured steps{fewer}"
 
 
 def forecast_text(forecast: Forecast) -> str:

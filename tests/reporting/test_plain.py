@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,14 @@ def test_one_line_per_event(lines: list[str]) -> None:
 
 def test_the_first_line_says_what_will_be_done(author: Any, lines: list[str]) -> None:
     assert f"study {author.study_id}: at most 20 trials, each with 10 warm-up steps" in lines[0]
+
+
+def test_the_first_line_of_a_live_study_has_its_warm_up_steps(author: Any) -> None:
+    stream = io.StringIO()
+    study = author.study
+    study.settings = replace(study.settings, mode="live")
+    PlainProgress(stream).on_study_start(study, resumed=False)
+    assert "each with 3 warm-up steps and 40 measured steps" in stream.getvalue()
 
 
 def test_a_trial_is_shown_with_number_kind_step_time_speedup_and_strategy(lines: list[str]) -> None:

@@ -69,6 +69,13 @@ def test_the_plan_has_its_limits(store: Any) -> None:
     assert f"stored in {store.name}" in text
 
 
+def test_live_trials_have_fewer_warm_up_steps(store: Any) -> None:
+    here = Job(JOB.options, JOB.command, (Host("localhost", 4),))
+    text = " ".join(printed(here, store, mode="live").split())
+    assert "3 warm-up steps and 40 measured steps" in text
+    assert "2 warm-up steps" in " ".join(printed(here, store, mode="live", warmup=2).split())
+
+
 def test_live_trials_have_the_knobs_that_they_can_change(store: Any) -> None:
     here = Job(JOB.options, JOB.command, (Host("localhost", 4),))
     for mode, live in (("launched", False), ("live", True), ("auto", True)):
