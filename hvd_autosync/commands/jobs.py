@@ -46,8 +46,8 @@ def tune(words: _WordsArgument = None) -> None:
       --autosync-allow codec  also tune knobs that can change the trained model
 
     Exit status: 0 if the tuning ended, also without a gain; the job's own status if it fails
-    under the default strategy; 2 if the line is invalid; 130 after Ctrl-C (run the same line
-    again to resume).
+    under the default strategy; 1 if the store cannot be used; 2 if the line is invalid; 130 after
+    Ctrl-C (run the same line again to resume).
     """
     from hvd_autosync.commands.flag import tune_command
 
@@ -80,7 +80,8 @@ def run(
     hvd-autosync show --take winner prints the file of a study's winner; hvd-autosync space lists
     the knobs.
 
-    Exit status: that of the job; 2 if the file or the line is invalid.
+    Exit status: that of the job; 1 if the store cannot be used; 2 if the file or the line is
+    invalid.
     """
     from hvd_autosync.commands.flag import run_command
 
