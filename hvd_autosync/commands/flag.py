@@ -171,15 +171,8 @@ def tune_command(words: Sequence[str]) -> int:
 
 def run_command(path: str, words: Sequence[str]) -> int:
     """``hvd-autosync run``: run the job of a ``horovodrun`` line under the strategy of a file."""
-
-    def run() -> int:
-        line, chosen = list(words), ["--autosync-strategy", path]
-        command = parse_words([*chosen, *line]).command
-        if command[:1] == ["--"]:  # between the options and the command
-            del line[len(line) - len(command)]
-        return autosync(parse_words([*chosen, *line]), line)
-
-    return guarded(run)
+    chosen = ["--autosync-strategy", path]
+    return guarded(lambda: autosync(parse_words([*chosen, *words]), words))
 
 
 def space_command(words: Sequence[str]) -> int:

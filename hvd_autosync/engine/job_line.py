@@ -67,10 +67,15 @@ def _refuse(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: The job cannot be tuned; the message says why.
     """
-    if not arguments.command:
+    if arguments.command in ([], ["--"]):
         raise ConfigurationError(
             "there is no command to tune",
             hint="Append it: horovodrun -np 2 --autosync python train.py",
+        )
+    if arguments.num_proc is not None and arguments.num_proc < 1:
+        raise ConfigurationError(
+            f"invalid value {arguments.num_proc} for -np: a job has at least one rank",
+            hint="Write, for example, -np 2.",
         )
     if arguments.host_discovery_script or arguments.min_num_proc is not None:
         raise ConfigurationError(
@@ -145,9 +150,12 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
         )
     given_hosts = given_hosts or f"localhost:{arguments.num_proc}"
     command = tuple(arguments.command)
+    before = words[: len(words) - len(command)]
+    if command[0] == "--":  # between the options and the command
+        command = command[1:]
     controller = "gloo" if arguments.use_gloo else "mpi" if arguments.use_mpi else None
     job = Job(
-        options=without_our_options(words[: len(words) - len(command)]),
+        options=without_our_options(before),
         command=command,
         hosts=assign_hosts(given_hosts, arguments.num_proc, exact=controller != "mpi"),
         controller=controller,

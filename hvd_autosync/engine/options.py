@@ -31,20 +31,8 @@ from hvd_autosync.study import defaults
 
 _PREFIX = "HVD_AUTOSYNC_"
 #: Variables with that prefix that are not options: read elsewhere, or set by drivers for workers.
-_OTHER_VARIABLES = (
-    "DISABLE",
-    "DRIVER",
-    "EXTENSIONS",
-    "FILES",
-    "FOLDER",
-    "JOB",
-    "LIVE",
-    "LOG",
-    "REFUSAL",
-    "STOPPED",
-    "TRIAL",
-    "TRIAL_ID",
-)
+_READ_ELSEWHERE = ("DISABLE", "EXTENSIONS", "LIVE", "LOG")
+_OF_DRIVERS = ("DRIVER", "FILES", "FOLDER", "JOB", "REFUSAL", "STOPPED", "TRIAL", "TRIAL_ID")
 
 #: Mutually exclusive options that replace "tune, then train".
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
@@ -384,11 +372,12 @@ def as_text(value: object) -> str:
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     """Reject variables with our prefix that are not options, such as misspelt ones."""
-    known = [variable_name(each.name) for each in fields(Options)]
-    known += [f"{_PREFIX}{name}" for name in _OTHER_VARIABLES]
+    of_users = [variable_name(each.name) for each in fields(Options)]
+    of_users += [f"{_PREFIX}{name}" for name in _READ_ELSEWHERE]
+    known = {*of_users, *(f"{_PREFIX}{name}" for name in _OF_DRIVERS)}
     for name in environment:
         if name.startswith(_PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+            near = difflib.get_close_matches(name, of_users, 1)
             raise ConfigurationError(
                 f"unknown environment variable {name}={environment[name]!r}",
                 hint=f"Did you mean {near[0]}? Otherwise unset it." if near else "Unset it.",

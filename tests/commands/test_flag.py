@@ -43,10 +43,18 @@ def test_what_follows_the_command_stays_the_commands() -> None:
     assert (options.seed, options.trials) == (5, 20)
 
 
+def test_two_dashes_may_precede_the_command() -> None:
+    words = ["-np", "2", "--", *COMMAND, "--"]
+    job, _ = read_job(parse_words(words), words)
+    assert (job.options, job.command) == (("-np", "2"), (*COMMAND, "--"))
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["-np", "2"], "no command"),
+        (["-np", "2", "--"], "no command"),
+        (["-np", "0", *COMMAND], "invalid value 0 for -np"),
         (["-np", "2", "--host-discovery-script", "x.sh", *COMMAND], "elastic"),
         (["-np", "2", "--min-np", "1", *COMMAND], "elastic"),
         (["-np", "2", "--autotune", *COMMAND], "--autotune and --autosync"),

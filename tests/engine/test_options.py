@@ -77,6 +77,9 @@ def test_unknown_variables_are_named() -> None:
     with pytest.raises(ConfigurationError, match="variable HVD_AUTOSYNC_TRAILS='3'") as caught:
         resolve_options(parsed(), {"HVD_AUTOSYNC_TRAILS": "3"})
     assert "Did you mean HVD_AUTOSYNC_TRIALS?" in str(caught.value.hint)
+    with pytest.raises(ConfigurationError, match="TRIALZ") as caught:
+        resolve_options(parsed(), {"HVD_AUTOSYNC_TRIALZ": "3"})
+    assert "Did you mean HVD_AUTOSYNC_TRIALS?" in str(caught.value.hint)
     resolve_options(parsed(), {"HVD_AUTOSYNC_EXTENSIONS": "knobs.py", "HVD_AUTOSYNC_STORE": "a"})
 
 
