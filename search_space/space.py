@@ -180,8 +180,8 @@ class SearchSpace:
         """Return the knobs that differ from the default as one line, or ``default``.
 
         Those of :attr:`shown_first` come first, because a narrow terminal truncates the line. If
-        the space does not hold the job, ``default`` would be ambiguous: the job is ``the unchanged
-        job``, and the default is shown with what the restrictions have moved.
+        the space does not hold the job, ``default`` would be ambiguous: then there are ``the
+        unchanged job`` and ``the restricted default``.
         """
         default = self.default
         parts = {
@@ -193,20 +193,7 @@ class SearchSpace:
         text = ", ".join(parts[name] for name in names if name in parts)
         if text or self.holds_job:
             return text or "default"
-        return f"the restricted default{self._moved()}" if strategy else "the unchanged job"
-
-    def _moved(self) -> str:
-        """Return the defaults that differ from the catalogue's, in brackets; empty if unknown."""
-        from hvd_autosync.search_space.catalogue import every_knob  # it imports this module
-
-        known = {knob.name: knob.default for knob in every_knob()}
-        moved = [
-            f"{knob.name}={knob.format(value)}"
-            for knob in self.knobs
-            if (value := self.default.get(knob.name)) is not None
-            and value != known.get(knob.name, value)
-        ]
-        return f" ({', '.join(moved)})" * bool(moved)
+        return "the restricted default" if strategy else "the unchanged job"
 
     @property
     def key(self) -> str:

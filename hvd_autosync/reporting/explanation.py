@@ -29,7 +29,7 @@ from hvd_autosync.reporting.words import (
     seconds_text,
     speedup_text,
 )
-from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.search_space import SearchSpace, Strategy, every_knob
 from hvd_autosync.study.fallbacks import fallback_line
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.study import problem_of
@@ -156,7 +156,7 @@ def _concluded(
             evidence = f"{speedup_text(closest.speedup)} ({evidence_text(closest)})"
             yield f"The best candidate was {name}: {evidence}."
     if not study.space.holds_job:
-        yield f"{_unchanged(study.space, trials)}."
+        yield _restricted(study.space, trials)
     why = f"Reason: {conclusion.reason}. " if conclusion.reason else ""  # shared traces have none
     yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
@@ -165,12 +165,19 @@ def _concluded(
         yield Text(printable(f"Since then: {fallback}."), style="bold yellow")
 
 
-def _unchanged(space: SearchSpace, trials: list[TrialRecord]) -> str:
-    """Return what was measured of the job, which the space does not hold."""
+def _restricted(space: SearchSpace, trials: list[TrialRecord]) -> str:
+    """Return what the restrictions moved, and what was measured of the job that they exclude."""
+    usual = {knob.name: knob.default for knob in every_knob()}
+    moved = [
+        f"{knob.name}={knob.format(knob.default)}"
+        for knob in space.knobs
+        if knob.default != usual.get(knob.name, knob.default)
+    ]
     measured = next((t for t in trials if not t.strategy and t.result), None)
     time = measured.result.step_time if measured and measured.result else None
     job_s = seconds_text(time.mean_s if time else math.nan)
-    return f"Measured before, outside of your space: the unchanged job, {job_s} per step"
+    values = f" with {', '.join(moved)}" if moved else ""
+    return f"Your restricted default is the job{values}. The unchanged job: {job_s} per step."
 
 
 def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Section]:

@@ -122,13 +122,13 @@ def test_a_restricted_default_is_not_the_unchanged_job(
     progress = TuningProgress()
     progress.start(author.study)
     first, second, *_ = (each.strategy for each in progress.ended)
-    moved = "the restricted default (fusion_threshold_bytes=1 MiB)"
-    assert (first, second) == ("the unchanged job", moved)
+    assert (first, second) == ("the unchanged job", "the restricted default")
     text = shown(store)
     answer = " ".join(section(text, "Result").split())
     gain, none = "x faster than your restricted default", "No gain found: use your restricted"
     assert (gain if factor == 1 else none) in answer
-    assert "outside of your space: the unchanged job, 20.0 ms per step." in answer
+    assert "default is the job with fusion_threshold_bytes=1 MiB." in answer
+    assert "The unchanged job: 20.0 ms per step." in answer
     assert "the unchanged job" not in section(text, "Other strategies")
     assert "1048576" in text.partition("\nWithout ")[2]
     assert "your restricted default" in answer_line(author.study.record)
