@@ -15,6 +15,9 @@ from hvd_autosync.util.printable import printable, raw
 if TYPE_CHECKING:
     from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
+#: Slowest replay: a sleep has a maximum.
+_SLOWEST = 1e-3
+
 
 def add_command(app: typer.Typer) -> None:
     """Add the command to ``app``."""
@@ -92,9 +95,10 @@ def _speed(text: str) -> float:
         factor = math.inf if text == "max" else float(text)
     except ValueError:
         factor = math.nan
-    if not factor > 0:
+    if not factor >= _SLOWEST:
         raise ConfigurationError(
-            f"invalid value {text!r} for --speed", hint="Give a positive number, or max."
+            f"invalid value {text!r} for --speed",
+            hint=f"Give a number from {_SLOWEST:g} on, or max.",
         )
     return factor
 
