@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 LEVEL = f"{CONFIDENCE * 100:.0f} %"
 #: Half-width of a two-sided interval of that level, in standard errors.
 STANDARD_ERRORS = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+#: Share of a mean below which a half-width is printed as 0.
+_NEGLIGIBLE = 1e-6
 
 
 def seconds_text(seconds: float) -> str:
@@ -47,6 +49,8 @@ def step_time_text(time: StepTime) -> str:
     scale, unit = (1.0, "s") if time.mean_s >= 0.9995 else (1e3, "ms")
     mean, half = time.mean_s * scale, STANDARD_ERRORS * time.standard_error_s * scale
     decimals = _decimals(mean, 3)
+    if half < _NEGLIGIBLE * mean:  # equal times, but for rounding
+        half = 0.0
     if round(half, decimals) == 0:
         decimals = _decimals(half, 1)
     return f"{_digits(mean, 3)} ± {half:.{decimals}f} {unit}"
@@ -102,7 +106,8 @@ def answer_text(conclusion: Conclusion, space: SearchSpace) -> str:
     """Return the result of a study in one line."""
     best = conclusion.best
     if best is None:
-        return f"no gain found, {default_text(space)} is kept: {conclusion.reason}"
+        why = f": {conclusion.reason}" if conclusion.reason else ""  # shared traces have none
+        return f"no gain found, {default_text(space)} is kept{why}"
     return f"{gain_text(best, space)}: {space.describe(conclusion.winner)}"
 
 

@@ -47,6 +47,7 @@ def test_step_times_keep_three_digits(seconds: float, text: str) -> None:
         (2.0, 0.1, "2.00 ± 0.16 s"),
         (0.0412, 0.00001, "41.2 ± 0.02 ms"),
         (0.04, 0.0, "40.0 ± 0 ms"),
+        (0.01, 5e-19, "10.0 ± 0 ms"),
     ],
 )
 def test_a_step_time_has_half_of_its_90_percent_interval(
@@ -98,6 +99,8 @@ def test_without_a_gain_the_answer_is_the_default_and_why() -> None:
     assert answer_text(conclusion, space) == (
         "no gain found, the default is kept: nothing was faster"
     )
+    shared = replace(conclusion, reason="")
+    assert answer_text(shared, space) == "no gain found, the default is kept"
 
 
 def test_a_forecast_says_what_a_trial_takes_and_how_it_can_be_ended() -> None:
