@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,10 +51,26 @@ class Commands(TyperGroup):
                 from hvd_autosync import extensions
 
                 extensions.load()
-                return super().invoke(ctx)
+                try:
+                    return super().invoke(ctx)
+                finally:
+                    sys.stdout.flush()  # otherwise a full disk is noticed when Python ends
             except AutosyncError as error:
                 print(f"error: {error}", file=sys.stderr)
                 raise typer.Exit(error.exit_status) from None
+            except OSError as error:
+                # An error of a file has its name; typer ends quietly if a reader has closed a pipe.
+                if error.filename is not None or error.errno == errno.EPIPE:
+                    raise
+                _discard_output()
+                print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+                raise typer.Exit(1) from None
+
+
+def _discard_output() -> None:
+    """Let Python's last flush of standard output succeed."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())
 
 
 def open_store(location: str | None) -> TraceStore:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import io
 import re
 import shlex
 import sys
@@ -100,10 +101,13 @@ class _PrintableStream:
 def printable_output() -> Iterator[None]:
     """Escape what this process, without its children, writes to standard output and error.
 
+    Characters that the encoding of a stream lacks are escaped, too.
     A display that moves the cursor writes to :func:`raw` and escapes its texts itself.
     """
     before = sys.stdout, sys.stderr
     for name, stream in zip(("stdout", "stderr"), before, strict=True):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
         if stream is not None and not isinstance(stream, _PrintableStream):
             setattr(sys, name, _PrintableStream(stream))
     try:

@@ -71,9 +71,11 @@ def run(*words: str, **keywords: Any) -> Any:
     return CliRunner().invoke(cli.app, list(words), **keywords)
 
 
-def process(*words: str) -> subprocess.CompletedProcess[str]:
+def process(*words: str, stdout: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hvd_autosync.commands.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
 
 
 def test_a_wrong_level_of_the_log_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +173,32 @@ def test_tune_hands_the_line_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     mpi = ["--mpi", "--binding-args=-bind-to none", "-np", "2", "python", "t.py"]
     assert run("tune", *mpi).exit_code == 7
     assert taken[1] == mpi
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["show"], ["traces", "show"], ["watch"]])
+def test_a_full_disk_is_one_line(store: TraceStore, words: list[str]) -> None:
+    write_study(store, gain=True)
+    with open("/dev/full", "w") as full:
+        done = process(*words, stdout=full)
+    assert done.stderr == "error: cannot write the output: No space left on device\n"
+    assert done.returncode == 1
+
+
+def test_what_the_encoding_lacks_is_escaped(
+    store: TraceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_study(store, gain=True)
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = process("traces", "show")
+    assert done.returncode == 0, done.stderr
+    assert "50.0 \\xb1 " in done.stdout
+
+
+def test_a_replay_has_a_slowest_speed(store: TraceStore) -> None:
+    write_study(store, gain=True)
+    refused = run("replay", "--speed", "1e-300")
+    assert refused.exit_code == 2 and "'1e-300' for --speed" in refused.output
 
 
 def test_tune_without_a_line_teaches() -> None:
