@@ -69,8 +69,8 @@ class Options:
         positive,
         "H",
         "Expected duration of the training in hours. Exploration stops when another trial would "
-        f"take longer than it is expected to save. Default: {defaults.EXPECTED_HOURS:g}. A script "
-        "that ends within its first trial is tuned only if this option is given.",
+        f"cost more time than it is expected to save. Default: {defaults.EXPECTED_HOURS:g}. "
+        "A script that ends within its first trial is tuned only if this option is given.",
     )
     steps: int | None = _option(
         None,
