@@ -159,7 +159,7 @@ class Decision:
         info = {"seed": seed}
         if steps != self._settings.quality_steps:
             info["steps"] = steps
-        if self._settings.goal == "time-to-loss":
+        if self._settings.goal == "time-to-loss" and strategy != self._space.default:
             steps = self._selection.steps_in_time(strategy, steps)
         return TrialRequest(strategy, "quality", info, steps, seed)
 

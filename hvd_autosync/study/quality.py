@@ -268,7 +268,9 @@ class QualityCheck:
             if other is None or trial.running or other.running or failed(trial):
                 continue
             steps = other.judged(min(len(trial.losses), len(other.losses)))
-            last = other.judged(other.count_within(trial))
+            last = steps
+            if self._goal == "time-to-loss":
+                last = other.judged(other.count_within(trial))
             if steps and last:
                 pairs.append((_Losses(trial.losses, steps), _Losses(other.losses, steps, last)))
         return pairs
