@@ -313,8 +313,8 @@ def counted(
             lost, times = None, 0
             found.append(trial)
             continue
-        again = (trial.kind, trial.strategy) == lost
-        lost, times = (trial.kind, trial.strategy), times + 1 if again else 1
+        this = (trial.kind, trial.strategy, trial.info.get("seed"))
+        lost, times = this, times + 1 if this == lost else 1
         is_default = trial.kind == "default" or (space and trial.strategy == space.default)
         if times >= _LOST_IN_A_ROW and not is_default:
             reason = f"its driver was lost in this trial {times} times in a row"

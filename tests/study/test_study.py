@@ -203,6 +203,16 @@ def test_a_strategy_that_ruins_the_model_is_refused(tmp_path: Path) -> None:
     assert Conclusion.of(record) == conclusion
 
 
+def test_at_equal_time_only_candidates_train_for_longer(tmp_path: Path) -> None:
+    one = study(tmp_path, trials=12, goal="time-to-loss")
+    job, steps = SimulatedJob(gain=0.8, ruinous=True), {}
+    while (trial := one.ask()) is not None:
+        if trial.kind == "quality":
+            steps[SPACE.complete(trial.strategy) == SPACE.default] = trial.steps
+        one.tell(trial, job.result(trial))
+    assert steps[True] == one.settings.quality_steps < steps[False]
+
+
 def test_judging_ends_when_its_minutes_are_used(tmp_path: Path) -> None:
     """A quality trial takes longer than the default's steps promised."""
     one = study(tmp_path, trials=8, quality_minutes=3)
@@ -749,6 +759,9 @@ def test_a_strategy_that_takes_its_driver_along_is_given_up(tmp_path: Path) -> N
     (crashed,) = (t for t in counted(SPACE, first.history) if t.kind != "default")
     assert crashed.strategy == strategies[0] and crashed.result is not None
     assert crashed.result.status is TrialStatus.CRASHED
+    three = [trial for trial in first.history if trial.strategy == strategies[0]]
+    seeds = [replace(trial, info={"seed": seed}) for seed, trial in enumerate(three)]
+    assert len(seeds) == 3 and not counted(SPACE, seeds), "one end of the driver takes all three"
     assert all(c.same for c in verify(first.store, first.record, first.history))
 
 
