@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, TextIO
 
 from hvd_autosync.launch.runner import TrialProgress
@@ -101,7 +102,7 @@ def trial_line(ended: EndedTrial) -> str:
         parts.append(f"{ended.status.value}{steps},")
     if ended.time is not None:
         parts.append(f"{step_time_text(ended.time)} per step,")
-        if not ended.is_default:
+        if not ended.is_default and math.isfinite(ended.speedup):
             parts.append(f"{speedup_text(ended.speedup)} against the default,")
     if ended.status is not TrialStatus.COMPLETED and ended.time is None and ended.reason:
         parts.append(f"{ended.reason},")

@@ -161,7 +161,7 @@ def trials_so_far(ended: list[EndedTrial]) -> RenderableType:
     """Return a table of the default, the best and the last ended trials, in order."""
     if not ended:
         return ""
-    measured = [t for t in ended if t.explores and t.time is not None]
+    measured = [t for t in ended if t.explores and math.isfinite(t.speedup)]
     best = sorted(measured, key=lambda t: t.speedup, reverse=True)[:_BEST_SHOWN]
     shown = {t.number: t for t in [*ended[:1], *best, *ended[-_LAST_SHOWN:]]}
     table = Table(box=None, header_style="dim", pad_edge=False)

@@ -49,7 +49,7 @@ class EndedTrial:
         status: Its final status.
         reason: The reason for the status; empty if it completed.
         time: Its step time, if it has one.
-        speedup: Speed-up over the default of the same phase and round; NaN if unknown.
+        speedup: Speed-up over the last default before it; NaN if unknown.
         round: Round of the confirmation, from 1; 0 while exploring.
         slow_setup: A note on the duration of its set-up if that was most of the trial; else empty.
         is_default: Whether it measures the default.
@@ -198,7 +198,7 @@ class TuningProgress:
     @property
     def best(self) -> EndedTrial | None:
         """The fastest trial of the exploration."""
-        measured = [t for t in self.ended if t.explores and t.time is not None]
+        measured = [t for t in self.ended if t.explores and math.isfinite(t.speedup)]
         return max(measured, key=lambda t: t.speedup, default=None)
 
     def best_text(self, study: AskTellStudy) -> str:

@@ -194,7 +194,8 @@ def trials_html(ended: list[EndedTrial]) -> str:
     """Return all ended trials as an HTML table, newest first."""
     if not ended:
         return ""
-    best = max((t.speedup for t in ended if t.explores and t.time is not None), default=math.nan)
+    speedups = (t.speedup for t in ended if t.explores and math.isfinite(t.speedup))
+    best = max(speedups, default=math.nan)
     columns = ("trial", "kind", "step time", "speed-up", "strategy")
     aligned = ("right", "left", "right", "right", "left")
     head = "".join(

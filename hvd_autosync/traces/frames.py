@@ -41,8 +41,8 @@ def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
     Returns:
         Columns ``number``; ``kind``; ``status`` (missing without a result); ``step_ms`` and
         ``step_ms_error``, mean and standard error of the step time in milliseconds; ``steps``,
-        the number of measured steps; ``steps_per_s``; ``speedup`` over the default of the same
-        phase and round; ``blocked_share``, the share of the measured time that was blocked;
+        the number of measured steps; ``steps_per_s``; ``speedup`` over the last default
+        before it; ``blocked_share``, the share of the measured time that was blocked;
         ``setup_s`` and ``total_s``, seconds; ``reason``; then one column per knob, missing if the
         strategy does not set it.
 

@@ -12,8 +12,12 @@ from hvd_autosync.traces.records import StudyRecord, TrialRecord
 
 def is_default(space: SearchSpace | None, kind: str, strategy: Strategy) -> bool:
     """Return whether a trial measures the default; ``kind`` is the trial's kind."""
-    if kind == "default" or space is None:
+    if space is None:
         return kind == "default"
+    if not strategy and not space.holds_job:  # the unchanged job, which restrictions exclude
+        return False
+    if kind == "default":
+        return True
     try:
         return space.complete(strategy) == space.default
     except SpaceError:  # an imported trial may lie outside of the space
@@ -23,8 +27,9 @@ def is_default(space: SearchSpace | None, kind: str, strategy: Strategy) -> bool
 class Speedups:
     """Speed-ups of the trials of one study, taken in order.
 
-    Each phase, and each round of the confirmation, begins with the default. So a trial is compared
-    with the last default before it: speeds of a machine differ from hour to hour.
+    A trial is compared with the last default before it: speeds of a machine differ from hour to
+    hour. In every second round of the confirmation, which ends with the default, this is the
+    default of the round before; the conclusion compares within rounds.
     """
 
     def __init__(self) -> None:
@@ -45,7 +50,7 @@ class Speedups:
 
 
 def speedups(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[float]:
-    """Return the speed-up of each trial over the default of its phase and round; NaN if unknown.
+    """Return the speed-up of each trial over the last default before it; NaN if unknown.
 
     Args:
         study: The study.
