@@ -11,6 +11,7 @@ from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.study import AskTellStudy
+from hvd_autosync.traces import StudyStatus
 from hvd_autosync.traces.opening import open_trace
 from hvd_autosync.util.printable import printable
 
@@ -74,8 +75,8 @@ class Study(AskTellStudy):
         return cls(*open_trace(os.fspath(source), store))
 
     def __str__(self) -> str:
-        conclusion = self.conclusion
-        result = "it has not ended" if conclusion is None else answer_line(self.record)
+        running = self.record.status is StudyStatus.RUNNING
+        result = "it has not ended" if running else answer_line(self.record)
         return printable(f"study {self.study_id}, {len(self.history)} trials: {result}")
 
     @property

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from hvd_autosync.launch.facts import default_controller
 from hvd_autosync.reporting.explain_knobs import knob_table
 from hvd_autosync.reporting.explain_priors import priors_table
 from hvd_autosync.reporting.explain_quality import quality_lines
@@ -156,7 +157,7 @@ def _concluded(
             evidence = f"{speedup_text(closest.speedup)} ({evidence_text(closest)})"
             yield f"The best candidate was {name}: {evidence}."
     if not study.space.holds_job:
-        yield _restricted(study.space, trials)
+        yield _restricted(study, study.space, trials)
     why = f"Reason: {conclusion.reason}. " if conclusion.reason else ""  # shared traces have none
     yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
@@ -165,13 +166,16 @@ def _concluded(
         yield Text(printable(f"Since then: {fallback}."), style="bold yellow")
 
 
-def _restricted(space: SearchSpace, trials: list[TrialRecord]) -> str:
+def _restricted(study: StudyRecord, space: SearchSpace, trials: list[TrialRecord]) -> str:
     """Return what the restrictions moved, and what was measured of the job that they exclude."""
     usual = {knob.name: knob.default for knob in every_knob()}
+    if study.task is not None:
+        usual["controller"] = default_controller(study.task.resources.build)
+    default = space.default
     moved = [
-        f"{knob.name}={knob.format(knob.default)}"
+        f"{knob.name}={knob.format(default[knob.name])}"
         for knob in space.knobs
-        if knob.default != usual.get(knob.name, knob.default)
+        if knob.name in default and default[knob.name] != usual.get(knob.name, default[knob.name])
     ]
     measured = next((t for t in trials if not t.strategy and t.result), None)
     time = measured.result.step_time if measured and measured.result else None

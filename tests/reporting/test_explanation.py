@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hvd_autosync.api.results import Study
+from hvd_autosync.launch.facts import default_controller
 from hvd_autosync.reporting import answer_line
 from hvd_autosync.reporting.explanation import explain
+from hvd_autosync.reporting.plain import trial_line
 from hvd_autosync.reporting.tuning_progress import TuningProgress
-from hvd_autosync.search_space import TrialStatus, restrict_space
+from hvd_autosync.search_space import TrialStatus, build_space, restrict_space
 from hvd_autosync.traces import Fallback, StudyRecord, StudyStatus, TraceStore, import_autotune_log
 
 
@@ -113,16 +116,20 @@ def test_a_restricted_default_is_not_the_unchanged_job(
     store: TraceStore, author: Any, factor: float
 ) -> None:
     document = {"knobs": {"fusion_threshold_bytes": {"fixed": 1 << 20}}}
-    author.space = restrict_space(author.space, document)
+    model, resources = author.task.model, author.task.resources
+    space = build_space(model, resources, default_controller=default_controller(resources.build))
+    author.space = restrict_space(space, document)
     store.describe_task(author.study_id, author.task, author.space)
     author.trial("default", {}, mean_s=0.02)
     author.trial("default", dict(author.space.default), mean_s=0.05)
-    author.trial("model", {"controller": "mpi"}, mean_s=0.06)
+    author.trial("model", {"controller": "gloo"}, mean_s=0.06)
     author.confirm(factor)
     progress = TuningProgress()
     progress.start(author.study)
     first, second, *_ = (each.strategy for each in progress.ended)
     assert (first, second) == ("the unchanged job", "the restricted default")
+    assert progress.best is not None and progress.best.strategy == second
+    assert "against" not in trial_line(progress.ended[0])
     text = shown(store)
     answer = " ".join(section(text, "Result").split())
     gain, none = "x faster than your restricted default", "No gain found: use your restricted"
@@ -147,6 +154,7 @@ def test_a_failed_study_says_why(store: TraceStore, author: Any) -> None:
     text = shown(store)
     assert "None: the study failed: no such file" in section(text, "Result")
     assert "Without hvd_autosync" not in text
+    assert str(Study(store, store.study(author.study_id))).endswith(" failed: no such file")
 
 
 def test_a_study_that_took_over_a_winner_is_explained(
