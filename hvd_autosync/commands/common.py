@@ -37,6 +37,8 @@ StudyArgument = Annotated[
 ]
 
 
+#: Errors of writing.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 #: Maximum width of a table that is not printed on a terminal.
 _WIDEST = 10_000
 
@@ -59,8 +61,8 @@ class Commands(TyperGroup):
                 print(f"error: {error}", file=sys.stderr)
                 raise typer.Exit(error.exit_status) from None
             except OSError as error:
-                # An error of a file has its name; typer ends quietly if a reader has closed a pipe.
-                if error.filename is not None or error.errno == errno.EPIPE:
+                # An error of opening a file has its name; typer sees to a closed pipe.
+                if error.filename is not None or error.errno not in _UNWRITABLE:
                     raise
                 _discard_output()
                 print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)

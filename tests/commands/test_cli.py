@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sqlite3
@@ -183,6 +184,16 @@ def test_a_full_disk_is_one_line(store: TraceStore, words: list[str]) -> None:
         done = process(*words, stdout=full)
     assert done.stderr == "error: cannot write the output: No space left on device\n"
     assert done.returncode == 1
+
+
+def test_an_error_of_the_system_is_not_one_of_the_output(
+    store: TraceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(*args: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("hvd_autosync.commands.watch.open_store", no_more)
+    assert isinstance(run("watch").exception, OSError)
 
 
 def test_what_the_encoding_lacks_is_escaped(
