@@ -290,7 +290,8 @@ class TrialResult(Record):
             "measured steps": sum(steps[self.warmup_steps :]),
         }
         known_s = sum(seconds for seconds in parts.values() if math.isfinite(seconds))
-        parts["end"] = max(self.total_s - known_s, 0.0) if rows else math.nan
+        known = bool(rows) and math.isfinite(self.setup_s)  # else this may have been the set-up
+        parts["end"] = max(self.total_s - known_s, 0.0) if known else math.nan
         return {name: seconds for name, seconds in parts.items() if math.isfinite(seconds)}
 
     def measured_durations(self) -> npt.NDArray[np.float64]:

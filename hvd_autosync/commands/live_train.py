@@ -63,7 +63,7 @@ def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOu
         strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
         what = f"the training failed in the trial of {strategy}, which is not tried again"
         if restarted or datetime.fromisoformat(failed.asked_at) - began > _EARLY:
-            _say(f"{what}; run the same command again to continue the tuning")
+            _say(f"{what}; run the same command again to tune without it")
             return ended
         _say(f"{what}; starting the training again")
         restarted = True

@@ -138,7 +138,7 @@ class Options:
     )
     replay: str | None = _option(
         None,
-        str,
+        expanduser,
         "TRACE",
         "Run the job without tuning, under the winner of a trace file or of a study in the store "
         "(its id, or last). Prints how this job differs from the recorded one. Implies --autosync.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from hvd_autosync.reporting.words import STANDARD_ERRORS
 from hvd_autosync.search_space import SearchSpace, StepTime, Strategy, TrialStatus
@@ -37,13 +37,13 @@ class RunnerUp:
 
 
 def confirmed_step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy, float]:
-    """Mean step time of each strategy in the confirmation, seconds."""
+    """Geometric mean of each strategy's step times in the confirmation, seconds."""
     times: dict[Strategy, list[float]] = {}
     for trial in trials:
         time = trial.result.step_time if trial.result else None
         if trial.kind == "confirm" and time is not None:
             times.setdefault(space.complete(trial.strategy), []).append(time.mean_s)
-    return {strategy: fmean(seconds) for strategy, seconds in times.items()}
+    return {strategy: geometric_mean(seconds) for strategy, seconds in times.items()}
 
 
 def runner_ups(

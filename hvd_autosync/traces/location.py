@@ -121,7 +121,7 @@ def resolve_location(location: str | os.PathLike[str] | None) -> Location:
         location = os.environ.get("HVD_AUTOSYNC_STORE") or _default_file()
     text = os.fspath(location)
     if "://" not in text:
-        file = Path(text).expanduser().absolute()
+        file = Path(os.path.expanduser(text)).absolute()  # noqa: PTH111 (it never fails)
         return Location(URL.create("sqlite", database=str(file)), file)
     try:
         url = make_url(text)

@@ -373,6 +373,8 @@ def test_the_home_folder_is_the_same_for_flag_and_helper(
         monkeypatch.setenv(name, value)
     of_helper = live_options()
     assert (of_helper.store, of_helper.space) == (of_flag.store, of_flag.space)
+    nobody = "~nobody-has-this-name/traces.db"
+    assert resolve_options(argparse.Namespace(), {}, {"store": nobody}).store == nobody
 
 
 def test_options_reach_the_helper_as_variables(

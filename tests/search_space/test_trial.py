@@ -108,3 +108,5 @@ def test_the_parts_of_a_trials_time_are_all_of_it() -> None:
     assert "launch_s" not in before.to_json()
     rest = {name: seconds for name, seconds in parts.items() if name != "launch"}
     assert before.parts_s() == {**rest, "set-up": 6.0}
+    steps = {"warm-up": 2.0, "measured steps": 8.0}
+    assert replace(before, setup_s=math.nan).parts_s() == steps, "it may have been the set-up"
