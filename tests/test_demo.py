@@ -164,7 +164,6 @@ def test_it_ends_in_a_gain(way: str, start: Callable[..., subprocess.Popen[str]]
     await_end()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.wide)])
 def test_ctrl_c_leaves_nothing(
@@ -182,7 +181,6 @@ def test_ctrl_c_leaves_nothing(
     await_end()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.wide)]

@@ -96,7 +96,7 @@ def test_each_of_several_trials_in_flight_is_printed_once(tmp_path: Path) -> Non
 def test_it_ends_where_the_study_was_interrupted(tmp_path: Path, clock: Clock) -> None:
     path = str(tmp_path / "traces.db")
     study = AskTellStudy.create(SPACE, store=path, settings=StudySettings(trials=2, seed=1))
-    lines = watched(TraceStore(path), study.study_id, every_s=0.01)
+    lines = watched(TraceStore(path), study.study_id)
     next(lines)
     trial = study.ask()
     assert trial is not None
