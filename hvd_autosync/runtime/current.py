@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,15 +55,23 @@ def waited(seconds: float) -> None:
         watch.waited(seconds)
 
 
-@contextlib.contextmanager
-def noting_failure() -> Iterator[None]:
-    """Let live tuning know of an exception in a step, which the script may catch before it ends."""
-    try:
-        yield
-    except Exception:
-        if live is not None:
+class NotingFailure:
+    """A context that lets live tuning know of a step's exception, which the script may catch.
+
+    Every step enters it several times, so it is no generator.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _type: type[BaseException] | None, error: BaseException | None, _traceback: object
+    ) -> None:
+        if live is not None and isinstance(error, Exception):
             live.step_failed()
-        raise
+
+
+noting_failure = NotingFailure()
 
 
 def mark_step() -> None:

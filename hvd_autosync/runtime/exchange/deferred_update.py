@@ -41,7 +41,7 @@ from hvd_autosync.runtime.exchange.reaching import (
     unwatch_modules,
     watch_modules,
 )
-from hvd_autosync.runtime.measure.compute_timer import waiting
+from hvd_autosync.runtime.measure.compute_timer import Waiting
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, own_class, steps_by_element
 from hvd_autosync.util.weak_methods import weakly
 
@@ -257,7 +257,7 @@ class DeferredUpdate:
                 )
             parameter.grad = gradient
         try:
-            with waiting(current.waited):
+            with Waiting(current.waited):
                 self._dispatcher.finish_deferred(bucket)
             self._step(set(bucket.parameters))
         finally:

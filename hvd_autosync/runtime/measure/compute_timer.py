@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import perf_counter
 
 #: Steps of a window, over which single stalls do not count.
 WINDOW = 8
 
 
-@contextlib.contextmanager
-def waiting(account: Callable[[float], object]) -> Iterator[None]:
-    """Add the seconds of the context to an account of waiting.
+class Waiting:
+    """A context whose seconds are added to an account of waiting, unless it fails.
+
+    Every step enters it several times, so it is no generator.
 
     Args:
         account: Adds seconds.
     """
-    began_s = perf_counter()
-    yield
-    account(perf_counter() - began_s)
+
+    __slots__ = ("_account", "_began_s")
+
+    def __init__(self, account: Callable[[float], object]) -> None:
+        self._account = account
+
+    def __enter__(self) -> None:
+        self._began_s = perf_counter()
+
+    def __exit__(
+        self, _type: type[BaseException] | None, error: BaseException | None, _traceback: object
+    ) -> None:
+        if error is None:
+            self._account(perf_counter() - self._began_s)
 
 
 class ComputeTimer:

@@ -43,6 +43,6 @@ class Losses:
 
     def _take(self, loss: torch.Tensor) -> None:
         # A copy: the script may change its tensor in place before this one is read.
-        self._last = loss.reshape(()).clone()
+        self._last = (loss.reshape(()) if loss.dim() else loss).clone()
         self.in_round = self._in_round_now()
         self.count += 1

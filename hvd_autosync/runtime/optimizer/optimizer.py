@@ -21,7 +21,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import broadcast_
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
-from hvd_autosync.runtime.measure.compute_timer import waiting
+from hvd_autosync.runtime.measure.compute_timer import Waiting
 from hvd_autosync.runtime.optimizer.arguments import by_adasum, owned_knobs
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
@@ -143,7 +143,7 @@ def _add_timing(cls: Any, *, adasum: bool) -> None:
 
 def timed_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     """Horovod's ``step``, then the end of a training step."""
-    with current.noting_failure():
+    with current.noting_failure:
         result = type(self)._horovod_step(self, closure)
     _stepped(self)
     return result
@@ -151,13 +151,13 @@ def timed_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 
 def timed_synchronize(self: Any) -> None:
     """Horovod's ``synchronize``, timed as waiting."""
-    with waiting(current.waited), current.noting_failure():
+    with Waiting(current.waited), current.noting_failure:
         type(self)._horovod_synchronize(self)
 
 
 def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     """:func:`timed_step` for Adasum, which waits inside ``step``."""
-    with waiting(current.waited):
+    with Waiting(current.waited):
         result = type(self)._horovod_step(self, closure)
     _stepped(self)
     return result

@@ -19,7 +19,7 @@ from horovod.torch import optimizer as horovod_optimizer
 from horovod.torch.mpi_ops import Average
 
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.measure.compute_timer import waiting
+from hvd_autosync.runtime.measure.compute_timer import Waiting
 from hvd_autosync.runtime.optimizer.arguments import check_arguments
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.epochs import SyncPoint
@@ -124,7 +124,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         result = sync.method.run_step(partial(_horovods_class.step, self, closure))
     finally:
         self._in_step = False
-    with waiting(current.waited):
+    with Waiting(current.waited):
         sync.end_step()
     return result
 

@@ -51,7 +51,7 @@ def _watching(backward: Callable[..., None]) -> Callable[..., None]:
         if _losses is not None and isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
             _losses.seen(getattr(tensors, _UNSCALED, tensors).detach())
         profiler = _profiler_now()
-        with current.noting_failure():
+        with current.noting_failure:
             if profiler is None:
                 backward(tensors, *args, **kwargs)
             else:

@@ -22,7 +22,7 @@ from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all,
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce, rank, size
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
-from hvd_autosync.runtime.measure.compute_timer import ComputeTimer, waiting
+from hvd_autosync.runtime.measure.compute_timer import ComputeTimer, Waiting
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook
@@ -170,7 +170,7 @@ class ProtocolPhases(Nested, JoinHook):
         if self.running:
             return
         self._await_device()
-        with waiting(self.compute_timer.waited):
+        with Waiting(self.compute_timer.waited):
             self.inner.on_synchronize(in_step=in_step, fresh=fresh)
         if self._membership.absent and self._phase.now is not Phase.ROUNDS:
             watched = self._owner._requires_update
@@ -189,7 +189,7 @@ class ProtocolPhases(Nested, JoinHook):
         """
         if not self.running and self._phase.now is Phase.ROUNDS:
             self._await_device()
-        with waiting(self.compute_timer.waited):
+        with Waiting(self.compute_timer.waited):
             if self.running:
                 self._no_barrier.asynchronous.exchange()
                 self._progress.stepped()
@@ -199,7 +199,7 @@ class ProtocolPhases(Nested, JoinHook):
         computed_s = self.compute_timer.stepped()
         if self._dynamic_batching is not None:
             self._dynamic_batching.stepped(computed_s)
-        with waiting(self.compute_timer.waited):
+        with Waiting(self.compute_timer.waited):
             if self._epochs.at_end and not self._same_steps:
                 self._end_epoch()
             elif self.running:

@@ -217,8 +217,11 @@ class TrialRun:
 
     def _in_round(self) -> bool:
         """Return whether replicas of an optimizer differ, in a round of local steps."""
-        plans = (getattr(optimizer, "_sync", None) for optimizer in self._living())
-        return any(sync.method.in_round for sync in plans if sync is not None)
+        for each in self._optimizers:
+            sync = getattr(each(), "_sync", None)
+            if sync is not None and sync.method.in_round:
+                return True
+        return False
 
     def _living(self) -> list[Any]:
         """Return the optimizers that the script still holds."""

@@ -605,7 +605,7 @@ def test_ctrl_c_is_no_failure_of_a_strategy(
 
 
 def fail_in_a_step() -> None:
-    with pytest.raises(ValueError), current.noting_failure():
+    with pytest.raises(ValueError), current.noting_failure:
         raise ValueError
 
 
