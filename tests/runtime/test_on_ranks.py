@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 WORKERS = Path(__file__).parent / "workers"
-#: Four ranks that wait actively on two processors, beside other tests, take minutes.
+#: Of a job. Four ranks that wait actively on two processors, beside other tests, take minutes.
 _LIMIT_S = 560
+#: Of one with cases of whole matrices, which take long alone.
+_WIDE_LIMIT_S = 1760
 _MPI = ("mpi", "four ranks")
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(_WIDE_LIMIT_S + 40)]
 Outcomes = Callable[[str, str], list[dict[str, str]]]
 
 
@@ -230,12 +232,14 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
             and parameters_of(item)["launcher"] == launcher
         ]
 
+    def wide(groups: tuple[str, ...], launcher: str) -> bool:
+        return any(item.get_closest_marker("wide") for item in selected(groups, launcher))
+
     def together(group: str, launcher: str) -> tuple[str, ...]:
         """The groups of a job; whole matrices take too long beside others."""
         for each, groups in _TOGETHER:
             if each == launcher and group in groups:
-                wide = any(item.get_closest_marker("wide") for item in selected(groups, launcher))
-                return (group,) if wide else groups
+                return (group,) if wide(groups, launcher) else groups
         return (group,)
 
     def run(group: str, launcher: str) -> list[dict[str, str]]:
@@ -245,12 +249,14 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
                 known[each, launcher] = [{}]  # where the job hangs, it does so once
             folder = tmp_path_factory.mktemp("cases")
             # Steps without end, so that the cases run while everything is measured.
+            limit_s = _WIDE_LIMIT_S if wide(groups, launcher) else _LIMIT_S
             job = launch(
                 "run_cases.py",
                 str(folder),
+                str(limit_s - 20),
                 *(parameters_of(item)["case"] for item in selected(groups, launcher)),
                 under=launcher,
-                limit_s=_LIMIT_S,
+                limit_s=limit_s,
                 warmup_steps=0,
                 measured_steps=10**6,
             )

@@ -1,9 +1,9 @@
 """Runs cases on all ranks, with measuring switched on.
 
-``run_cases.py FOLDER MODULE.CASE ...``: each rank appends one JSON line per case to
-``FOLDER/RANK``: ``[name, traceback or ""]``. A case ends by returning, by ``unittest.SkipTest``, or
-by failing. With ``CASES_DEVICE=cuda`` in the environment they compute on GPUs, which ranks share if
-there are fewer.
+``run_cases.py FOLDER SECONDS MODULE.CASE ...``: each rank appends one JSON line per case to
+``FOLDER/RANK``: ``[name, traceback or ""]``, and says after SECONDS where it hangs. A case ends by
+returning, by ``unittest.SkipTest``, or by failing. With ``CASES_DEVICE=cuda`` in the environment
+they compute on GPUs, which ranks share if there are fewer.
 """
 
 import faulthandler
@@ -89,11 +89,11 @@ def compute_on(device: str) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def main(folder: str, *names: str) -> None:
+def main(folder: str, limit_s: str, *names: str) -> None:
     modules = {name.partition(".")[0] for name in names}
     if device := os.environ.get("CASES_DEVICE"):
         compute_on(device)
-    faulthandler.dump_traceback_later(540)  # before the job is ended: where does it hang?
+    faulthandler.dump_traceback_later(float(limit_s))
     torch.set_num_threads(1)
     wait_asleep()
     if "cases_reinitialize" not in modules:  # which Horovod's own cycle time is a part of
