@@ -29,6 +29,9 @@ def recurring(
         Path | None,
         typer.Option(metavar="FILE.csv", help="Write the job's runs as share, metric and seconds."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With --export: replace the file if it exists.")
+    ] = False,
     forget: Annotated[
         bool, typer.Option("--forget", help="Delete the job's runs, so that its search restarts.")
     ] = False,
@@ -60,7 +63,7 @@ def recurring(
     # Damaged runs cannot be read, but deleted.
     count = None if forget and export is None else len(traces.runs(job))
     if export is not None and count:
-        _export(traces, job, export)
+        _export(traces, job, export, overwrite)
     if forget and count != 0:
         if not yes:
             typer.confirm(f"Delete the runs of job {job}?", abort=True, err=True)
@@ -102,15 +105,19 @@ def _list(traces: TraceStore, job: str | None) -> None:
         print_table(table)
 
 
-def _export(traces: TraceStore, job: str, path: Path) -> None:
+def _export(traces: TraceStore, job: str, path: Path, overwrite: bool) -> None:
     import csv
 
     try:
-        with open(path, "w", newline="", encoding="utf-8") as file:
+        with open(path, "w" if overwrite else "x", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["share", "metric", "seconds"])
             for run in traces.runs(job):
                 writer.writerow([run.share, run.metric, run.seconds])
+    except FileExistsError:
+        raise ConfigurationError(
+            f"{str(path)!r} exists already", hint="Name another file, or add --overwrite."
+        ) from None
     except OSError as error:
         raise ConfigurationError(
             f"cannot write {str(path)!r}: {error}", hint="Choose another file."

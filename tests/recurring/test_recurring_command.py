@@ -96,6 +96,16 @@ def test_runs_are_deleted_once_their_file_is_written(store: TraceStore, tmp_path
     assert store.runs() == [] and len((tmp_path / "runs.csv").read_text().splitlines()) == 2
 
 
+def test_a_file_that_exists_is_replaced_only_on_request(store: TraceStore, tmp_path: Path) -> None:
+    keep(store, 1.0, 0.9)
+    file = tmp_path / "runs.csv"
+    file.write_text("of another job")
+    said("abc", "--export", str(file), "--forget", "--yes", status=2)
+    assert file.read_text() == "of another job" and len(store.runs()) == 1
+    said("abc", "--export", str(file), "--overwrite")
+    assert len(file.read_text().splitlines()) == 2
+
+
 def test_what_does_not_exist_is_named(store: TraceStore) -> None:
     said("nobody", status=1)
     said("nobody", "--forget", "--yes", status=1)
