@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import itertools
 import sys
 import types
 from pathlib import Path
@@ -38,6 +39,8 @@ def load(name):
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     specification.loader.exec_module(module)
+    if hasattr(module, "read_functions"):  # of the whole standard library
+        module.read_functions = lambda read=module.read_functions: itertools.islice(read(), 2000)
     for reader in ("load_data", "load_text"):
         if hasattr(module, reader):
             setattr(module, reader, functools.cache(getattr(module, reader)))

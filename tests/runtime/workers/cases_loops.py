@@ -96,11 +96,11 @@ def case_reentrant_checkpointing():
 
 
 def case_gan():
-    compare("gan")
+    compare("gan", steps=16)
 
 
 def case_gan_that_drops_gradients():
-    compare("gan", freeze=False)
+    compare("gan", freeze=False, steps=16)
 
 
 def case_added_group_reduced_by_hand():
@@ -108,7 +108,7 @@ def case_added_group_reduced_by_hand():
 
 
 def case_added_group_in_another_optimizer():
-    compare("added_group", how="again")
+    compare("added_group", how="again", steps=16)
 
 
 def case_added_group_that_nobody_reduces():
