@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -51,6 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Sets what must hold before the first test module imports torch."""
     os.environ[_SESSION_VARIABLE] = uuid.uuid4().hex
+    # Tests send it; whoever starts pytest in the background lets it be ignored.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["OMP_NUM_THREADS"] = "1"
     # Ranks under Open MPI that wait leave processors to others.
     os.environ.update(OMPI_MCA_mpi_yield_when_idle="1")

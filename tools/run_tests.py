@@ -1,8 +1,9 @@
-"""Runs the tests: those that start jobs one after the other, and the rest beside them.
+"""Runs the tests: those of single functions first, then those that start jobs.
 
-Many jobs beside each other would slow each other beyond their limits, but one leaves a third of two
-processors idle. So there are two rows of jobs of about the same length, and beside them, at the
-lowest priority, the tests of single functions. The status is that of the first run that failed.
+Tests of single functions share two processes. Many jobs beside each other would slow each other
+beyond their limits, but one leaves a third of two processors idle. So there are two rows of jobs of
+about the same length. Nothing steps back for anything else: a test that does would see pauses of
+many seconds. The status is that of the first run that failed.
 
 Of wide matrices (marker ``wide``) cases that stand for the rest run; with ``--all`` every one does.
 With ``--functions`` only the tests of single functions run.
@@ -11,7 +12,6 @@ With ``--functions`` only the tests of single functions run.
 from __future__ import annotations
 
 import compileall
-import os
 import re
 import shutil
 import signal
@@ -40,10 +40,10 @@ _BESIDE = (
 _MARKED = re.compile(rf"\bmark\.({_JOBS.replace(' or ', '|')})\b")
 _PACKAGE = Path(__file__).parents[1] / "hvd_autosync"
 _PYTEST = [sys.executable, "-m", "pytest"]
-#: Of each run of several beside each other. It ends what hangs; a test that only steps back for the
-#: others takes ten times what it takes alone.
-_IN_ROWS = ("--durations=10", "--timeout=1200")
-
+#: Of every run. The limit ends what hangs.
+_EACH = ("--durations=10", "--timeout=1200")
+#: Of the tests of single functions. Those of a file share what it sets up.
+_SHARED = ("--numprocesses=2", "--dist=loadfile")
 
 #: How long a run that is interrupted may take to end its jobs.
 _PATIENCE_S = 30
@@ -54,21 +54,13 @@ class _Run:
 
     Args:
         arguments: Of pytest.
-        nice: How much it steps back.
         later: Whether it says what it has to say when it is asked.
     """
 
-    def __init__(self, *arguments: str, nice: int = 0, later: bool = True) -> None:
+    def __init__(self, *arguments: str, later: bool = False) -> None:
         self._said = tempfile.TemporaryFile("w+") if later else None  # noqa: SIM115
-
-        def begin() -> None:
-            os.nice(nice)
-            # Tests send it; whoever starts us in the background lets us ignore it.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-
         self._process = subprocess.Popen(
-            [*_PYTEST, *arguments],
-            preexec_fn=begin,
+            [*_PYTEST, *_EACH, *arguments],
             stdout=self._said,
             stderr=self._said and subprocess.STDOUT,
         )
@@ -104,21 +96,8 @@ def _first_row() -> list[str]:
     return [str(path) for path in sorted(files) if not beside & {path, *path.parents}]
 
 
-def main() -> int:
-    """Run all rows; their status."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Hundreds of processes load it, and each would compile it where Python keeps no bytecode.
-    compileall.compile_dir(_PACKAGE, quiet=1)
-    jobs, others = f"({_JOBS})", f"not ({_JOBS})"
-    if "--all" not in sys.argv[1:]:
-        jobs, others = (f"{each} and not wide" for each in (jobs, others))
-    if "--functions" in sys.argv[1:]:
-        return subprocess.call([*_PYTEST, "-m", others])
-    runs = [
-        _Run(*_IN_ROWS, "-m", jobs, *_first_row(), later=False),
-        _Run(*_IN_ROWS, "-m", others, nice=19),
-        _Run(*_IN_ROWS, "-m", jobs, *_BESIDE),
-    ]
+def _together(*runs: _Run) -> int:
+    """Wait for runs that go on beside each other; the status of the first that failed."""
     # Threads wait, so that no zombie is among processes that tests see.
     threads = [threading.Thread(target=run.wait, daemon=True) for run in runs[1:]]
     for thread in threads:
@@ -126,7 +105,8 @@ def main() -> int:
     interrupted = False
     try:
         runs[0].wait()
-        print("\nAnd the rest, which ran beside them:", flush=True)
+        if threads:
+            print("\nAnd the rest, which ran beside them:", flush=True)
         for thread in threads:
             thread.join()
     except KeyboardInterrupt:
@@ -140,6 +120,22 @@ def main() -> int:
     for run in runs:
         run.tell()
     return next((status for status in (run.wait() for run in runs) if status), 0)
+
+
+def main() -> int:
+    """Run all of them; their status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Hundreds of processes load it, and each would compile it where Python keeps no bytecode.
+    compileall.compile_dir(_PACKAGE, quiet=1)
+    jobs, others = f"({_JOBS})", f"not ({_JOBS})"
+    if "--all" not in sys.argv[1:]:
+        jobs, others = (f"{each} and not wide" for each in (jobs, others))
+    functions = _together(_Run(*_SHARED, "-m", others))
+    if "--functions" in sys.argv[1:]:
+        return functions
+    print("\nAnd those that start jobs:", flush=True)
+    rows = _together(_Run("-m", jobs, *_first_row()), _Run("-m", jobs, *_BESIDE, later=True))
+    return functions or rows
 
 
 if __name__ == "__main__":

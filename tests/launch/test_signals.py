@@ -46,7 +46,8 @@ def test_each_of_several_counts_after_the_block(counted: list[int], times: int) 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """SIGTERM and SIGHUP end the program, until the test is over."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    # nohup lets SIGHUP be ignored.
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.setattr(signals, "_asked", None)
     stop_on_signals()
     yield
