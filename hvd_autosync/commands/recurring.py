@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from hvd_autosync.commands.common import StoreOption, console, open_store, print_table
 from hvd_autosync.errors import ConfigurationError, StoreError
+from hvd_autosync.traces.files import write_file
 from hvd_autosync.util.printable import shell_line
 
 if TYPE_CHECKING:
@@ -108,17 +110,8 @@ def _list(traces: TraceStore, job: str | None) -> None:
 def _export(traces: TraceStore, job: str, path: Path, overwrite: bool) -> None:
     import csv
 
-    try:
-        with open(path, "w" if overwrite else "x", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["share", "metric", "seconds"])
-            for run in traces.runs(job):
-                writer.writerow([run.share, run.metric, run.seconds])
-    except FileExistsError:
-        raise ConfigurationError(
-            f"{str(path)!r} exists already", hint="Name another file, or add --overwrite."
-        ) from None
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot write {str(path)!r}: {error}", hint="Choose another file."
-        ) from None
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["share", "metric", "seconds"])
+    writer.writerows([run.share, run.metric, run.seconds] for run in traces.runs(job))
+    write_file(path, text.getvalue().encode(), overwrite=overwrite)

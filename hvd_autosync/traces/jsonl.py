@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.traces.anonymous import anonymous
+from hvd_autosync.traces.files import write_file
 from hvd_autosync.traces.json_lines import LONGEST_LINE_BYTES, LineReader
 from hvd_autosync.traces.records import StudyRecord, TrialRecord
 from hvd_autosync.traces.store import TraceStore
@@ -100,25 +100,10 @@ def _lines(study: StudyRecord, trials: list[TrialRecord]) -> Iterator[str]:
 
 
 def _write(path: Path, text: str, overwrite: bool) -> None:
-    if os.path.lexists(path) and not overwrite:
-        raise StoreError(f"{path} exists already", hint="Name another file, or overwrite it.")
-    temporary = None
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        data = text.encode()
-        with open(descriptor, "wb") as stream:
-            # Without the time, so that equal studies give equal files.
-            stream.write(gzip.compress(data, mtime=0) if path.suffix == _GZIP else data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink()
-        raise StoreError(
-            f"cannot write {path}: {error.strerror}",
-            hint="Name a file in a folder that you may write to.",
-        ) from error
+    data = text.encode()
+    # Without the time, so that equal studies give equal files.
+    zipped = gzip.compress(data, mtime=0) if path.suffix == _GZIP else data
+    write_file(path, zipped, overwrite=overwrite)
 
 
 def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]:

@@ -90,7 +90,7 @@ def test_runs_are_deleted_after_consent(store: TraceStore) -> None:
 
 def test_runs_are_deleted_once_their_file_is_written(store: TraceStore, tmp_path: Path) -> None:
     keep(store, 1.0, 0.9)
-    said("abc", "--export", str(tmp_path / "no" / "runs.csv"), "--forget", "--yes", status=2)
+    said("abc", "--export", str(tmp_path / "no" / "runs.csv"), "--forget", "--yes", status=1)
     assert len(store.runs()) == 1
     said("abc", "--export", str(tmp_path / "runs.csv"), "--forget", "--yes")
     assert store.runs() == [] and len((tmp_path / "runs.csv").read_text().splitlines()) == 2
@@ -100,7 +100,7 @@ def test_a_file_that_exists_is_replaced_only_on_request(store: TraceStore, tmp_p
     keep(store, 1.0, 0.9)
     file = tmp_path / "runs.csv"
     file.write_text("of another job")
-    said("abc", "--export", str(file), "--forget", "--yes", status=2)
+    said("abc", "--export", str(file), "--forget", "--yes", status=1)
     assert file.read_text() == "of another job" and len(store.runs()) == 1
     said("abc", "--export", str(file), "--overwrite")
     assert len(file.read_text().splitlines()) == 2

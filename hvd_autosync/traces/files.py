@@ -1,0 +1,39 @@
+"""Files that are written as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from hvd_autosync.errors import StoreError
+
+
+def write_file(path: Path, data: bytes, *, overwrite: bool) -> None:
+    """Write a file that only the user can read, beside its place, and put it there.
+
+    Args:
+        path: The file.
+        data: Its content.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        StoreError: It exists and may not be replaced, or it cannot be written.
+    """
+    if os.path.lexists(path) and not overwrite:
+        raise StoreError(f"{path} exists already", hint="Name another file, or overwrite it.")
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink()
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}",
+            hint="Name a file in a folder that you may write to.",
+        ) from error
