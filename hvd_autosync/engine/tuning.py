@@ -53,6 +53,7 @@ from hvd_autosync.study.unfit import why_unfit
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
 from hvd_autosync.traces.owner import HEARTBEAT_S
+from hvd_autosync.traces.unsaved import take_unsaved
 
 #: A finished study of the same task is reused if the step times of the default differ by at most
 #: this factor.
@@ -235,6 +236,8 @@ def _open_study(
     if record is not None:
         why = why_not_resumed(record, settings, fixed, unwanted)
         if not why:
+            for number in take_unsaved(store, record.study_id):
+                listener.on_notice(f"the store has taken the result of trial {number} from a file")
             return AskTellStudy(store, record, learner), True
         superseded = {"reason": f"it was interrupted, and {why}"}
         store.finish(record.study_id, StudyStatus.FAILED, superseded, None)

@@ -46,6 +46,7 @@ from hvd_autosync.study.related_studies import (
 from hvd_autosync.study.source_fits import keep_fits, with_known_fits
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
+from hvd_autosync.traces.unsaved import keep_unsaved
 from hvd_autosync.util.versions import deciding_versions
 
 _LOG = logging.getLogger(__name__)
@@ -243,7 +244,8 @@ class AskTellStudy:
         Raises:
             StudyError: The trial is not open in this study; or seconds of a step are negative,
                 infinite or not a number. Nothing is recorded.
-            StoreError: The store cannot be written.
+            StoreError: The store cannot be written. The result is in a file, and
+                :func:`hvd_autosync.tune` takes it from there when it resumes the study.
         """
         if trial.number not in self._mine:
             raise StudyError(
@@ -268,8 +270,24 @@ class AskTellStudy:
                 status=TrialStatus.DIVERGED,
                 reason="its loss became infinite or not a number; the default's did not",
             )
-        self._store.tell(self.study_id, trial.number, outcome)
+        try:
+            self._store.tell(self.study_id, trial.number, outcome)
+        except StoreError as error:
+            raise self._unsaved(trial.number, outcome, error) from error
         del self._mine[trial.number]
+
+    def _unsaved(self, number: int, result: TrialResult, error: StoreError) -> StoreError:
+        """Keep a result that the store does not take; ``error``, with what has become of it."""
+        try:
+            path = keep_unsaved(self.study_id, number, result)
+        except StoreError as second:
+            return StoreError(
+                f"{error.message}; the result of trial {number} is lost: {second.message}",
+                hint=error.hint,
+            )
+        return StoreError(
+            f"{error.message}; the result of trial {number} is kept in {path}", hint=error.hint
+        )
 
     def prune_above_s(self, trial: Trial) -> float:
         """Return the step time above which to prune ``trial``, seconds; infinite: never."""

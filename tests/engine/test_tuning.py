@@ -1,5 +1,6 @@
 """What a tuning tells its trials, and when it searches at all."""
 
+import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hvd_autosync.engine import tuning
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune, why_again
-from hvd_autosync.errors import ShortJobError
+from hvd_autosync.errors import ShortJobError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.search_space import (
@@ -398,3 +399,32 @@ def test_a_study_that_is_interrupted_before_its_first_trial_can_be_resumed(
             tune(job, options, listener)
         assert listener.on_study_start.call_args.kwargs == {"resumed": resumed}
     assert len(TraceStore(options.store).studies()) == 1
+
+
+def test_a_result_that_a_locked_store_did_not_take_is_not_lost(tmp_path: Path) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    file = tmp_path / "traces.db"
+    options = Options(store=f"sqlite:///{file}?timeout=0.1")
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    measured = TrialResult(
+        TrialStatus.COMPLETED, "", (RankReport(0, "a", (0.1,) * 30),), setup_s=1.0, total_s=4.0
+    )
+
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.return_value = measured
+    listener.on_trial_start.side_effect = lambda *_: other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match=r"locked; the result of trial 0 is kept in ") as error:
+        tune(job, options, listener, runner=runner)
+    kept = Path(error.value.message.rpartition(" kept in ")[2])
+    assert kept.exists()
+    other.close()
+    store = TraceStore(file)
+    (study,) = store.studies()
+    store.let_go(study.study_id)  # the store does this itself once the process has ended
+
+    listener.on_study_start.side_effect = Launched
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    (trial,) = store.trials(study.study_id)
+    assert trial.result == measured and not kept.exists()
+    assert "taken the result of trial 0" in listener.on_notice.mock_calls[-1].args[0]

@@ -1,0 +1,62 @@
+"""Results that the store could not take: each is a file of the user's until the store can."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from hvd_autosync.errors import AutosyncError, StoreError
+from hvd_autosync.search_space import TrialResult
+from hvd_autosync.traces.files import write_file
+from hvd_autosync.traces.location import data_folder
+from hvd_autosync.traces.store import TraceStore
+
+_log = logging.getLogger(__name__)
+
+
+def keep_unsaved(study_id: str, number: int, result: TrialResult) -> Path:
+    """Write the result of a trial to a file of the user's data folder, and return the file.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    path = _file(study_id, number)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make {path.parent}: {error.strerror}") from error
+    write_file(path, json.dumps(result.to_json(), allow_nan=False).encode(), overwrite=True)
+    return path
+
+
+def take_unsaved(store: TraceStore, study_id: str) -> list[int]:
+    """Store the results of a study that are in files, and delete those.
+
+    A file that cannot be read stays, and a warning in the log says so.
+
+    Returns:
+        Numbers of the trials.
+
+    Raises:
+        StoreError: The store cannot be read or written.
+    """
+    taken = []
+    for trial in store.trials(study_id):
+        path = _file(study_id, trial.number)
+        if not path.exists():
+            continue
+        if trial.result is None:
+            try:
+                result = TrialResult.from_json(json.loads(path.read_bytes()))
+            except (OSError, ValueError, AutosyncError) as error:
+                _log.warning("%s cannot be read, so its trial runs again: %s", path, error)
+                continue
+            store.tell(study_id, trial.number, result)
+            taken.append(trial.number)
+        path.unlink(missing_ok=True)
+    return taken
+
+
+def _file(study_id: str, number: int) -> Path:
+    return data_folder() / "unsaved" / f"{study_id}-{number}.json"

@@ -1,0 +1,71 @@
+"""Results in files, while the store takes none."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.errors import StoreError
+from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
+from hvd_autosync.study.study import AskTellStudy
+from hvd_autosync.traces import TraceStore
+from hvd_autosync.traces.unsaved import keep_unsaved, take_unsaved
+
+RESULT = TrialResult(TrialStatus.CRASHED, "status 3", total_s=3.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TraceStore:
+    return TraceStore(tmp_path / "traces.db")
+
+
+def begin(store: TraceStore) -> str:
+    study = store.create_study(job_key="job", command=(), settings={}, versions={})
+    store.ask(study.study_id, Strategy(), "default", {})
+    return study.study_id
+
+
+def test_a_result_is_taken_once(store: TraceStore) -> None:
+    study, other = begin(store), begin(store)
+    path = keep_unsaved(study, 0, RESULT)
+    assert take_unsaved(store, other) == [] and path.exists()
+    assert take_unsaved(store, study) == [0] and not path.exists()
+    assert store.trials(study)[0].result == RESULT and store.trials(other)[0].result is None
+    assert take_unsaved(store, study) == []
+
+
+def test_what_the_store_has_meanwhile_stays(store: TraceStore) -> None:
+    study = begin(store)
+    path = keep_unsaved(study, 0, RESULT)
+    told = TrialResult(TrialStatus.CRASHED, "status 1")
+    store.tell(study, 0, told)
+    assert take_unsaved(store, study) == [] and not path.exists()
+    assert store.trials(study)[0].result == told
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"status": "completed", "steps": 3}', "\xff"])
+def test_a_damaged_file_stays_and_is_named(
+    store: TraceStore, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = begin(store)
+    path = keep_unsaved(study, 0, RESULT)
+    path.write_text(text, encoding="latin1")
+    assert take_unsaved(store, study) == []
+    assert str(path) in caplog.text and path.exists()
+
+
+def test_a_result_that_can_be_kept_nowhere_is_said_to_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = AskTellStudy.create(store=f"sqlite:///{tmp_path}/traces.db?timeout=0.1")
+    trial = study.ask()
+    assert trial is not None
+    other = sqlite3.connect(tmp_path / "traces.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    with pytest.raises(StoreError, match=r"the result of trial 0 is lost: cannot make .*/file/"):
+        study.tell(trial, [0.1] * 20)
+    other.close()
+    study.tell(trial, [0.1] * 20)
+    assert study.history[0].result is not None
