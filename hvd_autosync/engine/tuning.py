@@ -20,7 +20,7 @@ from hvd_autosync.engine.cluster import links_of
 from hvd_autosync.engine.compatibility import why_not_in_place, why_not_resumed
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
-from hvd_autosync.errors import ConfigurationError, StoreError
+from hvd_autosync.errors import ConfigurationError, StoreError, TraceFormatError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
@@ -405,7 +405,11 @@ class _Tuning:
         task = study.record.task
         assert task is not None, "it was just described"
         known = self._store.find_finished_task(task.fingerprint, study.space.key)
-        earlier = Conclusion.of(known) if known else None
+        try:
+            earlier = Conclusion.of(known) if known else None
+        except TraceFormatError as error:  # it may be of another job
+            self._listener.on_notice(f"{error.message}; its winner is not reused")
+            return
         if known is None or earlier is None or known.drift or known.fallbacks:
             return
         if not task.model.parameters:

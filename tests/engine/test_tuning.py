@@ -169,6 +169,31 @@ def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
     assert [Conclusion.of(study).source for study in taken] == [first.study_id] * 2
 
 
+def test_a_damaged_conclusion_about_the_same_task_stops_no_tuning(tmp_path: Path) -> None:
+    options = Options(store=str(tmp_path / "traces.db"))
+    store = TraceStore(options.store)
+    steps = RankReport(0, "a", step_s=(0.1,) * 40)
+    default = TrialResult(TrialStatus.COMPLETED, ranks=(steps,), profile=TASK.model)
+
+    def run(spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.strategy:
+            raise Launched
+        return default
+
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = run
+    winner = Strategy({"cycle_time_ms": 5.0})
+    for script in ("train.py", "other.py"):
+        job = Job(("-np", "2"), ("python", script), (Host("a", 2),))
+        with pytest.raises(Launched):
+            tune(job, options, listener, runner=runner)
+        for study in store.studies(status=StudyStatus.RUNNING):
+            store.finish(study.study_id, StudyStatus.FINISHED, {"winner": 3}, winner)
+    first = min(store.studies(), key=lambda study: study.created_at)
+    (notice,) = (call.args[0] for call in listener.on_notice.mock_calls if "damaged" in str(call))
+    assert first.study_id in notice and "not reused" in notice
+
+
 def test_a_lossy_winner_of_another_training_is_judged(tmp_path: Path) -> None:
     """The losses by which it was admitted are those of other data, or of another rate."""
     options = Options(store=str(tmp_path / "traces.db"), allow=("schedule",))
