@@ -58,8 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     # Ranks under Open MPI that wait leave processors to others.
     os.environ.update(OMPI_MCA_mpi_yield_when_idle="1")
-    # A busy machine is no fault of what is tested.
-    hypothesis.settings.register_profile("any machine", deadline=None)
+    # A busy machine is no fault of what is tested; fixtures here serve all examples of a test.
+    unchecked = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+    hypothesis.settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=unchecked
+    )
     hypothesis.settings.load_profile("any machine")
     scripts = sysconfig.get_path("scripts")
     os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import StoreError, TraceFormatError
@@ -283,10 +283,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, other: TraceStore) -> None:
 
 # Hostile files are in tests/test_fuzz.py; here: not one byte may change unnoticed.
 
-_HARD = settings(
-    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-
 
 def _accepted(other: TraceStore, file: Path) -> bool:
     """Whether the file is imported; leaves the store empty."""
@@ -300,7 +296,7 @@ def _accepted(other: TraceStore, file: Path) -> bool:
     return True
 
 
-@_HARD
+@settings(max_examples=120)
 @given(data=st.data())
 def test_changed_bytes_are_refused(
     data: st.DataObject, file: Path, other: TraceStore, tmp_path: Path

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -31,9 +31,6 @@ from hvd_autosync.search_space.sync_plan import SyncPlan
 _SIZE = 4
 _RATE = 0.5
 BALANCE = SyncPlan(protocol=Protocol(share=1.0, stragglers="balance"))
-_of_fixtures = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 class Iterated:
@@ -210,7 +207,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(case=cases())
-@_of_fixtures
+@settings(max_examples=40)
 def test_any_plan_may_follow_and_precede_it(case: Case, begin: Any) -> None:
     check(case, run(case, begin))
 

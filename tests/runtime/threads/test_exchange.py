@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
@@ -20,9 +20,6 @@ from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ClassPlan
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _SHAPES = [(4, 3), (6, 2), (5,), (1, 8), (3, 3)]
-
-
-_of_fixtures = [HealthCheck.function_scoped_fixture]
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,7 @@ def reference(case: Case) -> list[list[torch.Tensor]]:
 
 @pytest.mark.filterwarnings("ignore:no parameter of this optimizer")
 @given(case=cases())
-@settings(max_examples=100, deadline=None, suppress_health_check=_of_fixtures)
+@settings(max_examples=100)
 def test_every_plan_trains_as_one_optimizer_with_the_mean_gradient(case: Case, begin: Any) -> None:
     wanted = reference(case)
     trained = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed).run(
@@ -154,7 +151,7 @@ def test_every_plan_trains_as_one_optimizer_with_the_mean_gradient(case: Case, b
 
 @pytest.mark.filterwarnings("ignore:no parameter of this optimizer")
 @given(case=cases(), which=st.integers(0, 3), at=st.integers(0, 40))
-@settings(max_examples=60, deadline=None, suppress_health_check=_of_fixtures)
+@settings(max_examples=60)
 def test_the_death_of_a_rank_ends_the_others_or_comes_too_late(
     case: Case, which: int, at: int, begin: Any
 ) -> None:
@@ -170,7 +167,7 @@ def test_the_death_of_a_rank_ends_the_others_or_comes_too_late(
 
 @pytest.mark.filterwarnings("ignore:no parameter of this optimizer")
 @given(case=cases(), at=st.integers(0, 60))
-@settings(max_examples=60, deadline=None, suppress_health_check=_of_fixtures)
+@settings(max_examples=60)
 def test_an_operation_that_fails_ends_all(case: Case, at: int, begin: Any) -> None:
     ranks = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed, breaks_at=at)
     outcomes = ranks.outcomes(lambda: training(case, begin))

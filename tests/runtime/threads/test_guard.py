@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
@@ -24,9 +24,6 @@ from hvd_autosync.search_space.trial import LossPrediction
 
 #: Windows are as short as this here.
 _WINDOW = 4
-_of_fixtures = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,7 @@ def reference(case: Case) -> Seen:
 
 
 @given(case=cases())
-@_of_fixtures
+@settings(max_examples=80)
 def test_all_ranks_reject_what_the_means_of_all_losses_reject(
     case: Case, wrapped: Any, monkeypatch: Any
 ) -> None:
@@ -147,7 +144,7 @@ def test_all_ranks_reject_what_the_means_of_all_losses_reject(
 
 
 @given(case=cases(uneven=True))
-@_of_fixtures
+@settings(max_examples=80)
 def test_no_rank_falls_back_alone(case: Case, wrapped: Any, monkeypatch: Any) -> None:
     """While some rank waits in ``join()``, the others may not fall back, because it could not."""
     monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
@@ -159,7 +156,7 @@ def test_no_rank_falls_back_alone(case: Case, wrapped: Any, monkeypatch: Any) ->
 
 
 @given(case=cases(), at=st.integers(0, 20), which=st.integers(0, 3), dies=st.booleans())
-@_of_fixtures
+@settings(max_examples=80)
 def test_failures_end_all_ranks(
     case: Case, at: int, which: int, dies: bool, wrapped: Any, monkeypatch: Any
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import ConfigurationError
@@ -29,9 +29,6 @@ from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _SHAPES = [(4, 3), (5,), (2, 8)]
 _RATE = 0.5
-_of_fixtures = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,7 @@ def reference(case: Case) -> list[list[torch.Tensor]]:
 
 
 @given(case=cases())
-@_of_fixtures
+@settings(max_examples=80)
 def test_averages_are_those_of_the_mean_gradients(case: Case, loader: Any, begin: Any) -> None:
     wanted = reference(case)
     first, *others = ThreadRanks(case.ranks, seed=case.seed).run(
@@ -148,7 +145,7 @@ def test_averages_are_those_of_the_mean_gradients(case: Case, loader: Any, begin
 
 
 @given(case=cases())
-@_of_fixtures
+@settings(max_examples=80)
 def test_rounds_have_the_lengths_of_the_schedule(case: Case, loader: Any, begin: Any) -> None:
     (seen, *_) = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, loader, begin))
     total = sum(case.epochs)
@@ -163,7 +160,7 @@ def test_rounds_have_the_lengths_of_the_schedule(case: Case, loader: Any, begin:
 
 
 @given(case=cases(uneven=True))
-@_of_fixtures
+@settings(max_examples=80)
 def test_ranks_with_less_data_hold_nobody_up(case: Case, loader: Any, begin: Any) -> None:
     seen = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, loader, begin))
     longest = [each for each, left in zip(seen, case.left_out, strict=True) if not left]
@@ -342,7 +339,7 @@ def test_nothing_is_kept_of_rounds_that_have_ended(
 
 @pytest.mark.parametrize("kind", ["dies", "breaks"])
 @given(case=cases(uneven=True), at=st.integers(0, 60), which=st.integers(0, 3))
-@_of_fixtures
+@settings(max_examples=80)
 def test_failures_end_all_ranks(
     case: Case, at: int, which: int, kind: str, loader: Any, begin: Any
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import AutosyncError
@@ -40,9 +40,6 @@ from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _SHAPES = [(4, 3), (5,), (2, 8)]
 _RATE = 0.5
-_of_fixtures = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 class Network:
@@ -299,7 +296,7 @@ def with_stragglers(draw: st.DrawFn, policies: tuple[str, ...] = ("elastic",)) -
 
 
 @given(case=without_barrier())
-@_of_fixtures
+@settings(max_examples=30)
 def test_each_gradient_is_used_once_where_ranks_meet(case: Case, loader: Any, begin: Any) -> None:
     _, seen = run(case, loader, begin)
     check(case, seen)
@@ -309,7 +306,7 @@ def test_each_gradient_is_used_once_where_ranks_meet(case: Case, loader: Any, be
 
 
 @given(case=with_stragglers())
-@_of_fixtures
+@settings(max_examples=30)
 def test_excluded_ranks_take_over_what_the_others_have(case: Case, loader: Any, begin: Any) -> None:
     _, seen = run(case, loader, begin)
     check(case, seen)
@@ -328,7 +325,7 @@ def test_a_straggler_is_excluded(loader: Any, begin: Any) -> None:
 
 
 @given(case=with_stragglers(("greedy",)))
-@_of_fixtures
+@settings(max_examples=30)
 def test_nobody_waits_for_a_straggler(case: Case, loader: Any, begin: Any) -> None:
     _, seen = run(case, loader, begin)
     check(case, seen)
@@ -355,7 +352,7 @@ def switches(draw: st.DrawFn) -> tuple[int, int, list[tuple[SyncPlan, int, int]]
 
 
 @given(case=switches())
-@_of_fixtures
+@settings(max_examples=30)
 def test_any_plan_may_follow_any_other(case: Any, loader: Any, begin: Any) -> None:
     size, seed, epochs = case
 
@@ -396,7 +393,7 @@ def test_any_plan_may_follow_any_other(case: Any, loader: Any, begin: Any) -> No
     at=st.integers(0, 60),
     which=st.integers(0, 3),
 )
-@_of_fixtures
+@settings(max_examples=30)
 def test_failures_end_all_ranks(
     case: Case, at: int, which: int, kind: str, loader: Any, begin: Any
 ) -> None:
