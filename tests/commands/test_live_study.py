@@ -80,7 +80,7 @@ def test_a_training_that_is_stopped_between_two_trials_is_not_lost(
     tmp_path: Path, stopped: bool
 ) -> None:
     marker = tmp_path / "stopped"
-    with start("it.main()", tmp_path, HVD_AUTOSYNC_STOPPED=str(marker)) as helper:
+    with start(f"{PATIENT}it.main()", tmp_path, HVD_AUTOSYNC_STOPPED=str(marker)) as helper:
         begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
         assert helper.stdin is not None and helper.stderr is not None
         helper.stdin.write(json.dumps(begin | {"reinitializes": False}) + "\n")

@@ -33,11 +33,21 @@ def test_an_environment_that_is_too_large_is_reported(
 
 
 STUCK = """
-import os, signal, time
+import os, signal, threading, time
+from types import SimpleNamespace
 from hvd_autosync import bootstrap
-bootstrap._PATIENCE_S = 0.2
+asked = threading.Event()
+
+def sleep(seconds):  # its patience ends when it was asked, however late that is
+    asked.wait(120) if seconds == bootstrap._PATIENCE_S else time.sleep(0.1)
+
+def ask(*_):
+    print("asked", flush=True)
+    asked.set()
+
+signal.signal(signal.SIGTERM, ask)
+bootstrap.time = SimpleNamespace(sleep=sleep)
 bootstrap._end_with(os.getppid())
-signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
 print(os.getpid(), flush=True)
 while True:
     time.sleep(0.1)
@@ -51,5 +61,5 @@ def test_a_launcher_that_is_stuck_does_not_outlive_its_driver() -> None:
         launcher = psutil.Process(int(driver.stdout.readline()))
         driver.kill()
         assert driver.stdout.read() == b"asked\n"  # and its pipe has ended
-    gone, _ = psutil.wait_procs([launcher], timeout=30)
+    gone, _ = psutil.wait_procs([launcher], timeout=120)
     assert gone

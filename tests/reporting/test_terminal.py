@@ -42,7 +42,7 @@ class Terminal:
     def output(self) -> str:
         """Everything that was written; closes the terminal."""
         self.stream.close()
-        self._reader.join(10)
+        self._reader.join(120)
         self._closing.close()  # once: the number may be another file's by now
         return b"".join(self._parts).decode()
 
@@ -120,7 +120,7 @@ def test_the_cursor_comes_back_when_nobody_closes_the_display(terminal: Terminal
         "progress_listener().on_study_start(study, resumed=False)\n"
         "sys.exit(3)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], stderr=terminal.stream, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], stderr=terminal.stream, timeout=280)
     output = terminal.output()
     assert done.returncode == 3
     assert output.rindex(SHOW_CURSOR) > output.rindex(HIDE_CURSOR)

@@ -65,7 +65,7 @@ def pair() -> Iterator[tuple[Connection, Connection]]:
     port = AuthenticatedPort("127.0.0.1", SECRET)
     with ThreadPoolExecutor() as pool:
         entering = pool.submit(connect, port.address, SECRET, soon())
-        ours = port.wait(20)
+        ours = port.wait(120)
         assert ours is not None
         yield ours, entering.result()
     ours.close()
@@ -82,7 +82,7 @@ def middle() -> Iterator[tuple[Connection, Connection, Middle]]:
     shaking.start()
     with ThreadPoolExecutor() as pool:
         entering = pool.submit(connect, between.address, SECRET, soon())
-        ours = port.wait(20)
+        ours = port.wait(120)
         shaking.join()
         assert ours is not None
         yield ours, entering.result(), between
@@ -240,7 +240,7 @@ def test_an_interrupt_wakes_who_waits(pair: tuple[Connection, Connection]) -> No
         ours.interrupt()
         for each in waiting:
             with pytest.raises(ConnectionError):
-                each.result(20)
+                each.result(120)
     with pytest.raises(OSError, match=r"pipe|closed|reset|endpoint"):
         for _ in range(3):
             theirs.send(b"x")
@@ -276,7 +276,7 @@ def test_a_proof_is_good_for_its_nonce_alone() -> None:
         entering = pool.submit(connect, listener.getsockname(), SECRET, soon())
         near, _ = listener.accept()
         far = socket.create_connection(port.address)
-        waiting = pool.submit(port.wait, 20)
+        waiting = pool.submit(port.wait, 120)
         with near, far, socket.create_connection(port.address) as later:
             near.sendall(read_exactly(far, 32))
             proof = read_exactly(near, 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,10 @@ from hvd_autosync.runtime.collectives.protocol import CollectiveError
 
 
 def test_other_threads_run_before_a_failure_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Horovod's has operations to free, and needs Python's lock for it."""
+    """Horovod's has operations to free, and needs Python's lock for it.
+
+    The pause lasts until they are free, however late the other thread gets a processor.
+    """
     failed, freed = threading.Event(), threading.Event()
 
     def free() -> None:
@@ -24,6 +28,8 @@ def test_other_threads_run_before_a_failure_is_raised(monkeypatch: pytest.Monkey
         raise CollectiveError("Horovod has been shut down")
 
     monkeypatch.setattr(over_horovod.mpi_ops, "synchronize", fail)
+    pause = SimpleNamespace(sleep=lambda pause_s: freed.wait(120))
+    monkeypatch.setattr(over_horovod, "time", pause)
     thread = threading.Thread(target=free)
     thread.start()
     usual = sys.getswitchinterval()

@@ -25,6 +25,8 @@ from hvd_autosync.util.connection import Connection
 
 POOR = Path(__file__).parents[1] / "workers" / "poor_peer.py"
 SECRET = os.urandom(32)
+#: More than any wait here takes on a busy machine.
+LONG_S = 120.0
 Crowd = Callable[..., list[socket.socket]]
 Make = Callable[[int, list[str], bytes], StateServer]
 
@@ -35,6 +37,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     made: list[StateServer] = []
 
     def peers(rank: int, addresses: list[str], answer: bytes) -> StateServer:
+        monkeypatch.setattr(module, "HANDSHAKE_S", LONG_S)
         monkeypatch.setattr(module, "rank", lambda: rank)
         monkeypatch.setattr(module, "size", lambda: 2)
         monkeypatch.setattr(module, "tell_all", lambda text, name: SECRET)
@@ -75,24 +78,30 @@ def test_a_client_that_connects_while_a_rank_ends_is_turned_away(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where MPI keeps a process in its finalization, no thread answers and nothing is closed."""
-    waits, came = AuthenticatedPort.wait, threading.Event()
+    waits, closes = AuthenticatedPort.wait, AuthenticatedPort.close
+    came, closed = threading.Event(), threading.Event()
 
     def wait(port: AuthenticatedPort) -> Connection | None:
         peer = waits(port)
         if peer is not None:
             came.set()
-            time.sleep(0.3)  # the port is closed meanwhile
+            assert closed.wait(LONG_S)
         return peer
 
+    def close(port: AuthenticatedPort) -> None:
+        closes(port)
+        closed.set()
+
     monkeypatch.setattr(AuthenticatedPort, "wait", wait)
+    monkeypatch.setattr(AuthenticatedPort, "close", close)
     monkeypatch.setattr(StateServer, "_reply", lambda self, client: None)
     asked = make(0, [], b"")
     asking = make(1, [written(asked)], b"")
     leaving = threading.Thread(target=asking._await_others, daemon=True)
     leaving.start()
-    assert came.wait(20)
+    assert came.wait(LONG_S)
     asked._close_port()
-    leaving.join(20)
+    leaving.join(LONG_S)
     assert not leaving.is_alive()
 
 
@@ -126,7 +135,7 @@ def test_a_rank_with_few_descriptors_answers_as_long_as_it_lives(make: Make, cro
         asking = make(1, [where], b"")
         host, _, port = where.partition(":")
         crowd_connections = crowd((host, int(port)), "silent", 200)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LONG_S
         while len(os.listdir(f"/proc/{process.pid}/fd")) < 60:
             assert time.monotonic() < deadline, "the crowd is not large enough"
             time.sleep(0.01)
