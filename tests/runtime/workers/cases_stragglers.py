@@ -136,6 +136,7 @@ def case_batches_as_large_as_ranks_are_fast_train_the_same():
         for policy in ("balance", "none"):
             with real_training() as said:
                 model, optimizer = phases(Protocol(share=1.0, stragglers=policy))
+                timer = phases_of(optimizer).compute_timer = SleptTimer()
                 sampler = DistributedSampler(data, hvd.size(), hvd.rank())
                 examples = DataLoader(
                     data,
@@ -150,7 +151,8 @@ def case_batches_as_large_as_ranks_are_fast_train_the_same():
                     for rows in examples:
                         optimizer.zero_grad()
                         if policy == "balance":
-                            time.sleep(len(rows) * (0.016 if hvd.rank() else 0.004))
+                            timer.slept_s = len(rows) * (0.016 if hvd.rank() else 0.004)
+                            time.sleep(timer.slept_s)
                         model(rows).pow(2).mean().backward()
                         optimizer.step()
                         lengths.append(len(rows))
@@ -169,12 +171,14 @@ def case_batches_that_were_cut_before_a_switch_train_the_same():
     found = []
     for policy in ("balance", "none"):
         model, optimizer = phases(Protocol(share=1.0, stragglers=policy))
+        timer = phases_of(optimizer).compute_timer = SleptTimer()
         sampler = DistributedSampler(data, hvd.size(), hvd.rank())
         later = []
         for rows in DataLoader(data, batch_size=4, sampler=sampler, num_workers=1):
             optimizer.zero_grad()
             if policy == "balance":
-                time.sleep(len(rows) * (0.016 if hvd.rank() else 0.004))
+                timer.slept_s = len(rows) * (0.016 if hvd.rank() else 0.004)
+                time.sleep(timer.slept_s)
             model(rows).pow(2).mean().backward()
             optimizer.step()
             if later or len(rows) != 4:
