@@ -40,7 +40,7 @@ from hvd_autosync.traces import TraceStore
 #: Names this run in every process that it starts, so that runs beside it are left alone.
 _SESSION_VARIABLE = "AUTOSYNC_TEST_SESSION"
 _TRIAL_ID_VARIABLE = "HVD_AUTOSYNC_TRIAL_ID"
-_PATIENCE_S = 10.0
+_PATIENCE_S = 120.0
 _STRAYS = pytest.StashKey[list[str]]()
 
 
@@ -282,6 +282,26 @@ def processes_seen() -> Callable[[], contextlib.AbstractContextManager[Processes
             thread.join()
 
     return watched
+
+
+#: Read by every Python at its start: however late the helper of a training gets a processor
+#: on a busy machine, it ends by what it knows.
+_PATIENT = """
+import sys
+if "commands.live_study import main" in " ".join(sys.orig_argv):
+    from hvd_autosync.commands import live_study
+    live_study._LONGEST_S = 200
+"""
+
+
+@pytest.fixture
+def patient_helper(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Helpers say all that they know before they end with their trainings."""
+    folder = tmp_path_factory.mktemp("patient")
+    (folder / "sitecustomize.py").write_text(_PATIENT)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
 def _strays_of(session_mark: str) -> dict[psutil.Process, str]:

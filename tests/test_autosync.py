@@ -40,25 +40,6 @@ def default_job(job: "Job") -> "Job":
     return job
 
 
-#: Read by every Python at its start: however long the helper of a training takes to start on a busy
-#: machine, it ends by what it knows.
-PATIENT = """
-import sys
-if "commands.live_study import main" in " ".join(sys.orig_argv):
-    from hvd_autosync.commands import live_study
-    live_study._LONGEST_S = 200
-"""
-
-
-@pytest.fixture
-def patient_helper(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path_factory.mktemp("patient")
-    (folder / "sitecustomize.py").write_text(PATIENT)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-
-
 class Job:
     """A tiny job with a store of its own, which is tuned by launched trials."""
 

@@ -196,6 +196,7 @@ def test_plain_processes(job: LiveJob) -> None:
     assert_finished(job, Done([], 0, "", errors[0]))
 
 
+@pytest.mark.usefixtures("patient_helper")
 @pytest.mark.parametrize(
     "how",
     ["raise", *(pytest.param(each, marks=pytest.mark.wide) for each in ("kill", "catch", "own"))],
@@ -271,14 +272,15 @@ def test_ctrl_c_ends_the_job_and_the_helper(job: LiveJob) -> None:
     assert any("trial 0 (default)" in line for line in iter(training.stderr.readline, ""))
     assert _helpers(job)
     training.send_signal(signal.SIGINT)
-    training.communicate(timeout=60)
+    training.communicate(timeout=240)
     assert training.returncode != 0
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while time.monotonic() < until and _helpers(job):
         time.sleep(0.1)
     assert not _helpers(job)
 
 
+@pytest.mark.usefixtures("patient_helper")
 @pytest.mark.parametrize("stops", ["flag", pytest.param("scheduler", marks=pytest.mark.wide)])
 def test_a_job_that_is_stopped_in_a_trial_blames_no_strategy(job: LiveJob, stops: str) -> None:
     plain = [job.horovodrun, "-np", "2", "--gloo", *job.script("--fails", "wait")]
@@ -295,13 +297,13 @@ def test_a_job_that_is_stopped_in_a_trial_blames_no_strategy(job: LiveJob, stops
         processes += processes[0].children(recursive=True)
     for each in processes:
         each.send_signal(signal.SIGTERM)
-    said = training.communicate(timeout=60)[1]
+    said = training.communicate(timeout=240)[1]
     assert failed, said
     assert training.returncode != 0
     if stops == "flag":  # otherwise those that pass lines on have ended, too
         assert "the next run of this job resumes it" in said
     assert "starting the training again" not in said
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while time.monotonic() < until and _helpers(job):
         time.sleep(0.1)
     (study,) = job.store.studies()
