@@ -1,5 +1,6 @@
 """Every trial runner on real launches: what it measures, and every way in which a trial can end."""
 
+import math
 import os
 import re
 import sys
@@ -51,7 +52,7 @@ def processes_that_mention(word: str) -> list[int]:
 
 
 def await_end_of_all_but(before: set[int]) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while not set(processes_that_mention(SCRIPT.name)) <= before:
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -212,16 +213,15 @@ def test_what_was_measured_before_the_scripts_end_counts(run: Run) -> None:
     ("at", "setup_s", "reason"),
     [
         pytest.param("-1", 15, "no step within 15 s", marks=pytest.mark.wide),
-        ("5", 60, "after step"),
+        ("5", math.inf, "no step for 4 s after step"),
     ],
 )
 def test_a_hang_is_ended_at_its_limit(run: Run, at: str, setup_s: float, reason: str) -> None:
-    began = time.monotonic()
     limits = Limits(setup_s=setup_s, silence_s=4)
     result = run("--fault", "hang", "--at", at, "--rank", "1", limits=limits)
     assert result.status is TrialStatus.HUNG
     assert reason in result.reason
-    assert time.monotonic() - began < 90
+    assert result.total_s < 240, "the script hangs for an hour"
 
 
 def test_a_flood_of_output_changes_nothing(run: Run) -> None:
@@ -244,10 +244,11 @@ def test_a_pruned_trial_is_cut_short_on_all_ranks(run: Run) -> None:
 )
 def test_a_trial_that_fails_does_not_touch_the_next(run: Run, fault: str) -> None:
     arguments = ("--fault", fault, "--at", "5", "--rank", "1", "--under", "HOROVOD_CYCLE_TIME=13.0")
-    limits = Limits(setup_s=60, silence_s=10)  # for the healthy trials on a busy machine, too
     failing = Strategy({"cycle_time_ms": 13.0})
+    # Healthy trials may stand still for as long on a busy machine, and failures may come late.
+    hanging = Limits(silence_s=10) if fault == "hang" else Limits()
     statuses = [
-        run(*arguments, strategy=strategy, limits=limits).status
+        run(*arguments, strategy=strategy, limits=hanging if strategy == failing else None).status
         for strategy in (Strategy(), failing, Strategy(), Strategy({"cycle_time_ms": 3.0}))
     ]
     good, bad = TrialStatus.COMPLETED, statuses[1]
