@@ -72,16 +72,16 @@ def lab(tmp_path: Path) -> Iterator[str]:
         yield f"{address}lab/tree/tune.ipynb?token={TOKEN}"
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(120)
 
 
 def await_answer(about: Path, server: subprocess.Popen[bytes]) -> str:
     """The address of a server, which it writes to the file ``about``, once it answers there."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while True:
         try:
             address = str(json.loads(about.read_text())["url"])
-            urllib.request.urlopen(f"{address}api?token={TOKEN}", timeout=5).close()
+            urllib.request.urlopen(f"{address}api?token={TOKEN}", timeout=120).close()
             return address
         # There is none yet, it is being written, or it is too busy.
         except (OSError, http.client.HTTPException, json.JSONDecodeError):

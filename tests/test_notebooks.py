@@ -36,7 +36,7 @@ def test_notebooks_run_whole(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     stored = [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
     where = {"metadata": {"path": FOLDER}}
-    client = nbclient.NotebookClient(notebook, timeout=600, resources=where)
+    client = nbclient.NotebookClient(notebook, timeout=600, startup_timeout=240, resources=where)
     client.execute()
     fresh = [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
     silent = [index for index, count in enumerate(stored) if count and not fresh[index]]
@@ -46,7 +46,9 @@ def test_notebooks_run_whole(path: Path) -> None:
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Any]:
     """A kernel and its client."""
-    manager, client = jupyter_client.manager.start_new_kernel(kernel_name="python3")
+    manager, client = jupyter_client.manager.start_new_kernel(
+        startup_timeout=240, kernel_name="python3"
+    )
     try:
         yield manager, client
     finally:
@@ -100,7 +102,7 @@ class Page:
         session = self._client.session
         asked = session.msg("create_subshell_request", {})
         self._client.control_channel.send(asked)
-        reply = self._client.get_control_msg(timeout=30)
+        reply = self._client.get_control_msg(timeout=120)
         (button,) = (i for i, m in self.models.items() if m.get("description") == description)
         content = {"comm_id": button, "data": {"method": "custom", "content": {"event": "click"}}}
         message = session.msg("comm_msg", content)

@@ -75,7 +75,7 @@ def run(*words: str, **keywords: Any) -> Any:
 def process(*words: str, stdout: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hvd_autosync.commands.cli", *words]
     return subprocess.run(
-        command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=280, check=False
     )
 
 

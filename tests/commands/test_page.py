@@ -104,7 +104,7 @@ def test_a_browser_shows_it(html: str, tmp_path: Path, width: int) -> None:
         shown.on("console", lambda said: said.type == "error" and wrong.append(said.text))
         shown.on("request", lambda asked: asked.url.startswith("http") and wrong.append(asked.url))
         shown.goto(path.as_uri())
-        shown.wait_for_selector(".main-svg", timeout=60_000)
+        shown.wait_for_selector(".main-svg", timeout=120_000)
         assert shown.evaluate("document.documentElement.scrollWidth") <= width
         browser.close()
     assert not wrong

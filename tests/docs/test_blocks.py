@@ -351,7 +351,7 @@ class Reader:
         if self._python is not None:
             assert self._python.stdin is not None
             self._python.stdin.close()
-            self._python.wait(timeout=60)
+            self._python.wait(timeout=120)
             self._answers.close()
 
 

@@ -99,12 +99,12 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
     try:
         # Of the ranks, of what has started them, and of the launcher.
         most = 6 if controller == "gloo" else 4
-        await_true(lambda: len(trainings()) >= most, 60)
+        await_true(lambda: len(trainings()) >= most, 240)
         time.sleep(1.0)
         (os.killpg if whole_group else os.kill)(process.pid, number)
-        status = process.wait(timeout=40)
+        status = process.wait(timeout=120)
         assert status == (-9 if number == signal.SIGKILL else 128 + number)
-        await_true(lambda: not trainings(), 40)
+        await_true(lambda: not trainings(), 120)
     finally:
         process.kill()
         process.wait()
@@ -180,7 +180,7 @@ def test_a_fallback_is_reported_while_the_training_runs(tmp_path: Path) -> None:
         ):
             (folder / FALLBACK_FILE).write_text('{"step": 96, "reason": "it rises"}')
             if not late:
-                await_true(lambda reported=reported: bool(reported), 20)
+                await_true(lambda reported=reported: bool(reported), 120)
         assert reported == [(96, "it rises")]
 
 

@@ -61,7 +61,7 @@ class Life:
         """How many trials it has reported."""
         return sum(": trial " in line for line in self.lines)
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 150.0) -> bool:
+    def until(self, condition: Callable[[], bool], limit_s: float = 240.0) -> bool:
         """Wait for ``condition``; whether it came true before the driver's end."""
         deadline = time.monotonic() + limit_s
         while not condition():
@@ -81,7 +81,7 @@ class Life:
         """Its exit status."""
         status = self.process.wait(200)
         for reader in self._readers:
-            reader.join(10)
+            reader.join(120)
         return status
 
     def end(self) -> None:
@@ -182,7 +182,7 @@ class Job:
         """What lies in its folder for temporary files, but for the compiler's cache of torch."""
         return [n for n in os.listdir(self.temporary) if not n.startswith("torchinductor_")]
 
-    def await_nothing(self, limit_s: float = 30.0) -> None:
+    def await_nothing(self, limit_s: float = 120.0) -> None:
         """Wait until nothing of it runs and nothing more than before lies in shared memory.
 
         What lies there belongs to the whole machine: other jobs may come and go meanwhile.

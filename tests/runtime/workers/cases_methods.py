@@ -495,7 +495,7 @@ def case_a_method_that_was_left_is_gone():
         hvd.barrier()
         for thread in threading.enumerate():
             if thread.name.endswith("closes"):
-                thread.join(30)
+                thread.join(120)
         gc.collect()
         assert left() is None, name
         assert len(watch_join().by_number) == hooks

@@ -338,5 +338,5 @@ def case_a_dropped_optimizer_answers_no_more():
     hvd.barrier()
     del distributed
     gc.collect()
-    peers[-1].join(30)
+    peers[-1].join(120)
     assert not peers[-1].is_alive()

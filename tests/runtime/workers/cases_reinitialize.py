@@ -72,10 +72,10 @@ def files_and_threads(before=None):
 
     On a busy machine it may take a while until there are as many as ``before``.
     """
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     for thread in threading.enumerate():
         if "process_request_thread" in thread.name:  # of a rendezvous server, which joins none
-            thread.join(20)
+            thread.join(120)
     while True:
         time.sleep(0.1)
         found = len(os.listdir("/proc/self/fd")), threading.active_count()

@@ -29,7 +29,7 @@ from hvd_autosync.runtime.exchange import dispatcher
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 
 #: Longest wait of a rank for those that have cases left.
-OTHERS_S = 30.0
+OTHERS_S = 120.0
 #: How long a rank sleeps between two looks at an operation.
 LOOK_S = 0.001
 #: In milliseconds. With its default of 1 Horovod's own thread takes a fifth of a processor.
