@@ -22,7 +22,8 @@ from typing import Any
 from hvd_autosync.errors import AutosyncError
 
 _CLONE_NEWPID = 0x20000000
-_PATIENCE_S = 5.0
+#: Longest time until the processes of a box have ended, which takes long on a busy machine.
+_PATIENCE_S = 60.0
 #: Where system tools are, also for users whose PATH lacks these folders.
 TOOL_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net")

@@ -23,7 +23,8 @@ STAND_IN_FOLDER = f"{FOLDER}/bin"
 #: process. Files of a killed process would stop a later one (PMIx's listener fails to start).
 ENVIRONMENT = {"PRTE_MCA_prte_tmpdir_base": FOLDER}
 SSH_TOOLS = ("ssh", "ssh-keygen", "sshd")
-_SSHD_S = 10.0
+#: Longest time until all hosts answer by ssh, which takes long on a busy machine.
+_SSHD_S = 60.0
 
 #: A root account with a locked password cannot log in by key either, hence the separate shadow.
 _START = f"""

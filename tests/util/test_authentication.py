@@ -93,6 +93,8 @@ def test_the_clock_of_the_day_sets_no_deadline(
     port: AuthenticatedPort, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
     crowd(port.address, "silent", 1)
+    while not port._pending:
+        assert port.wait(0.1) is None
     for day in (1e9, 2e9, 0.0):
         monkeypatch.setattr("time.time", lambda day=day: day)
         assert port.wait(0.1) is None and len(port._pending) == 1
