@@ -141,11 +141,11 @@ def start(
     return begin
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_ends_in_a_gain(way: str, start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start()
-    output, _ = process.communicate(timeout=580)
+    output, _ = process.communicate(timeout=1100)
     assert process.returncode == 0, output
     assert output.startswith(f"demo: two hosts on this machine ({way}), joined at 100 Mbit/s\n")
     *_, gain = GAIN.finditer(output)

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing())),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 
 

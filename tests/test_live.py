@@ -20,7 +20,7 @@ from hvd_autosync.search_space import Host
 from hvd_autosync.traces import StudyStatus, TraceStore
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_live.py"
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 QUICK = {"TRIALS": "3", "STEPS": "8", "WARMUP": "3", "EXPECTED_HOURS": "10"}
 KeepLinks = Callable[[Path, list[str]], None]

@@ -79,7 +79,7 @@ class Life:
 
     def wait(self) -> int:
         """Its exit status."""
-        status = self.process.wait(200)
+        status = self.process.wait(500)
         for reader in self._readers:
             reader.join(120)
         return status

@@ -57,7 +57,7 @@ def interrupted(job: Job, moment: str | int) -> Life:
     return life
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "moments",
     [

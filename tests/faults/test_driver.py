@@ -47,7 +47,7 @@ def has_come(life: Life, moment: str | int) -> bool:
     return moment in life.said
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "means",
     [pytest.param(means, marks=[] if means == "SIGKILL" else pytest.mark.wide) for means in MEANS],

@@ -130,7 +130,7 @@ def test_second_process_waits_for_the_first(wheels: ModuleType, tmp_path: Path) 
         second = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE)
         assert second.stdout is not None
         assert second.stdout.readline().startswith("waiting for the process that builds")
-    output, _ = second.communicate(timeout=120)
+    output, _ = second.communicate(timeout=280)
     assert output == "in\n"
 
 

@@ -169,7 +169,7 @@ def run_python() -> Callable[[str], str]:
             env=worker_environment(),
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=280,
             check=True,
         ).stdout
 
