@@ -5,8 +5,9 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -174,18 +175,24 @@ def _as_nobody(action: Callable[[], None]) -> str:
     return answer
 
 
-def test_an_unwritable_store_can_be_read_and_says_why_it_cannot_be_written(tmp_path: Path) -> None:
-    for folder in [tmp_path, *tmp_path.parents]:  # pytest's are its user's alone
-        mode = stat.S_IMODE(folder.stat().st_mode)
-        if not mode & stat.S_IXOTH:
-            folder.chmod(mode | 0o055)
-    path = tmp_path / "traces.db"
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that others may read. Those of pytest are closed whenever another run of it begins."""
+    with tempfile.TemporaryDirectory(prefix="autosync-test-") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def test_an_unwritable_store_can_be_read_and_says_why_it_cannot_be_written(
+    open_folder: Path,
+) -> None:
+    path = open_folder / "traces.db"
     with sqlite3.connect(path) as connection:  # no log: reading it would need to write
         connection.execute("PRAGMA journal_mode=DELETE")
     Database(f"sqlite:///{path}").close()
     _sql(path, "PRAGMA journal_mode=DELETE")
     path.chmod(0o444)
-    tmp_path.chmod(0o555)
+    open_folder.chmod(0o555)
 
     def read() -> None:
         with Database(path).reading() as connection:
@@ -199,13 +206,13 @@ def test_an_unwritable_store_can_be_read_and_says_why_it_cannot_be_written(tmp_p
         assert _as_nobody(read) == ""
         message = _as_nobody(write)
         assert str(path) in message and "writable" in message
-        message = _as_nobody(lambda: Database(tmp_path / "new.db").close())
+        message = _as_nobody(lambda: Database(open_folder / "new.db").close())
         assert "new.db" in message and "may write to" in message
         path.chmod(0o000)
         message = _as_nobody(read)
         assert str(path) in message and "writable" in message
     finally:
-        tmp_path.chmod(0o755)
+        open_folder.chmod(0o755)
 
 
 def _create(path: Path, start: multiprocessing.synchronize.Barrier) -> None:
