@@ -28,7 +28,8 @@ from hvd_autosync.search_space import (
     TrialStatus,
     catalogue_knob,
 )
-from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, exchange_plan
+from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
+from hvd_autosync.search_space.sync_plan import exchange_plan
 
 #: Warm-up steps of a trial after the default's: the first steps under a plan gather what it needs.
 WARMUP_STEPS = 3

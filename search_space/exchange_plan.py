@@ -1,19 +1,14 @@
-"""The exchange plan of a strategy: one plan for each class of parameters, and the buckets.
-
-It holds the values of a strategy's exchange knobs for the runtime. Without such knobs the job keeps
-Horovod's own optimizer.
-"""
+"""The exchange plan of a strategy: one plan for each class of parameters, and the buckets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
 
 #: Classes of parameters with separate knobs; parameters in no other class are in "rest".
@@ -123,26 +118,6 @@ def replicated(plan: ExchangePlan) -> ExchangePlan:
 def class_knob(parameter_class: str, attribute: str) -> str:
     """Return the name of the knob for one attribute of a class's plan."""
     return f"{parameter_class}_{attribute}"
-
-
-def exchange_plan(strategy: Mapping[str, Value]) -> ExchangePlan | None:
-    """Return the plan of ``strategy``; ``None`` if Horovod's own optimizer is enough."""
-    chosen: dict[str, object] = {}
-    if "buckets" in strategy:
-        chosen["buckets"] = strategy["buckets"]
-    if "bucket_rule" in strategy:
-        chosen["rule"] = strategy["bucket_rule"]
-    if "order" in strategy:
-        chosen["order"] = strategy["order"]
-    for parameter_class in PARAMETER_CLASSES:
-        values = {
-            field.name: strategy[class_knob(parameter_class, field.name)]
-            for field in fields(ClassPlan)
-            if class_knob(parameter_class, field.name) in strategy
-        }
-        chosen[parameter_class] = ClassPlan(**values)  # type: ignore[arg-type]
-    plan = ExchangePlan(**chosen)  # type: ignore[arg-type]
-    return None if plan == ExchangePlan() else plan
 
 
 def parameter_classes(model: ModelProfile) -> Classes:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.search_space.catalogue import REGISTRY
-from hvd_autosync.search_space.exchange_plan import exchange_plan
 from hvd_autosync.search_space.knob_spec import LauncherOption, Variable
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.registry import KnobRegistry
+from hvd_autosync.search_space.sync_plan import exchange_plan
 
 #: Variable that allows process sets to be added after ``hvd.init()``, which the script calls.
 #: Horovod takes any number above 0 for true; this value shows that the user has not set it.
@@ -126,7 +126,7 @@ def horovod_settings(
             options.append(f"--{value}")
         elif isinstance(spec.sets, Variable) and value != spec.knob.default:
             environment[spec.sets.name] = spec.sets.text(value)
-    plan = exchange_plan(strategy)
+    plan = exchange_plan(strategy, registry)
     if plan is not None and plan.two_levels:
         environment[PROCESS_SETS_VARIABLE] = OURS_ALONE
     return HorovodSettings(tuple(sorted(environment.items())), tuple(options))

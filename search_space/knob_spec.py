@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.exchange_plan import Classes, class_of, parameter_classes
@@ -126,16 +126,22 @@ class LauncherOption:
     variables: tuple[str, ...] = ()
 
 
+#: The parts of a :class:`~hvd_autosync.search_space.sync_plan.SyncPlan` that knobs set.
+PlanPart: TypeAlias = Literal["exchange", "schedule", "protocol"]
+
+
 @dataclass(frozen=True)
 class PlanField:
     """The value is a field of what the optimizer follows.
 
+    :mod:`hvd_autosync.search_space.sync_plan` makes plans of these declarations alone.
+
     Attributes:
-        part: ``exchange``, ``schedule`` or ``protocol``.
+        part: The part of the plan.
         name: The field, as ``large.codec``.
     """
 
-    part: str
+    part: PlanPart
     name: str
 
 

@@ -10,11 +10,9 @@ the rest under ASP, with the learning rate divided by the number of ranks and mo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space.knobs import Value
 
 #: The momentum coefficient in a phase without a barrier: unchanged; zero; divided by the number of
 #: ranks; first divided, then rising linearly to the unchanged one.
@@ -114,31 +112,3 @@ class Protocol:
         if self.momentum == "scaled":
             return 1 / ranks
         return (1 + (ranks - 1) * min(steps / ramp, 1.0)) / ranks
-
-
-#: Knob -> attribute of a protocol.
-_ATTRIBUTES = {
-    "staleness": "staleness",
-    "sync_share": "share",
-    "async_first": "async_first",
-    "switch_rate": "rate",
-    "switch_momentum": "momentum",
-    "stragglers": "stragglers",
-    "total_samples": "total",
-}
-assert {*_ATTRIBUTES.values(), "kind"} == {field.name for field in fields(Protocol)}
-
-
-def protocol_of(strategy: Mapping[str, Value]) -> Protocol | None:
-    """Return the protocols of ``strategy``; ``None`` for BSP without a straggler policy.
-
-    Raises:
-        SpaceError: A value is invalid.
-    """
-    kind = strategy.get("protocol", "bsp")
-    chosen: dict[str, object] = {
-        attribute: strategy[knob] for knob, attribute in _ATTRIBUTES.items() if knob in strategy
-    }
-    chosen |= {"share": 1.0} if kind == "bsp" else {"kind": kind}
-    protocol = Protocol(**chosen)  # type: ignore[arg-type]
-    return None if protocol.share == 1 and protocol.stragglers == "none" else protocol

@@ -10,6 +10,8 @@ from hvd_autosync.search_space.knob_spec import (
     Family,
     KnobSpec,
     LauncherOption,
+    PlanField,
+    PlanPart,
     Situation,
     Variable,
 )
@@ -93,6 +95,20 @@ class KnobRegistry:
     def options(self) -> list[tuple[KnobSpec, LauncherOption]]:
         """Knobs that are options of ``horovodrun``."""
         return [(s, s.sets) for s in self if isinstance(s.sets, LauncherOption)]
+
+    def plan_fields(self, part: PlanPart, strategy: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the fields of one part of the plan that ``strategy`` sets, with their values.
+
+        Args:
+            part: The part of the plan.
+            strategy: Knob -> value. A knob that is not in the registry sets nothing.
+        """
+        known = ((self._specs[name].sets, strategy[name]) for name in strategy if name in self)
+        return {
+            target.name: value
+            for target, value in known
+            if isinstance(target, PlanField) and target.part == part
+        }
 
     def space(
         self,

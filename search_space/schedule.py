@@ -13,11 +13,10 @@ et al., ICLR 2020) begins with rounds of one step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space.knobs import Value
 
 
 @dataclass(frozen=True)
@@ -111,24 +110,3 @@ def rounds(schedule: Schedule, rates: Sequence[float]) -> Iterator[int]:
 #: Most steps of a round unless a strategy sets another cap. The rules have no limit, and too long
 #: rounds cost accuracy.
 DEFAULT_CAP = 256
-#: Knob -> attribute of a schedule.
-_ATTRIBUTES = {
-    "local_steps": "base",
-    "local_power": "power",
-    "local_alpha": "alpha",
-    "local_start": "start",
-    "local_cap": "cap",
-}
-
-
-def schedule_of(strategy: Mapping[str, Value]) -> Schedule | None:
-    """Return the schedule of ``strategy``; ``None`` without local steps.
-
-    Raises:
-        SpaceError: A number is invalid.
-    """
-    chosen = {
-        attribute: strategy[knob] for knob, attribute in _ATTRIBUTES.items() if knob in strategy
-    }
-    schedule = Schedule(**{"cap": DEFAULT_CAP, **chosen})  # type: ignore[arg-type]
-    return None if schedule.parallel else schedule

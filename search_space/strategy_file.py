@@ -27,12 +27,12 @@ from hvd_autosync.search_space.exchange_plan import (
     check_parameters,
     class_knob,
     class_of,
-    exchange_plan,
 )
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.resources import Host
 from hvd_autosync.search_space.strategy import Strategy
+from hvd_autosync.search_space.sync_plan import exchange_plan
 
 #: Most names of parameters that an error lists.
 _MOST_NAMES = 8

@@ -10,17 +10,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
     Classes,
     ClassPlan,
     ExchangePlan,
-    exchange_plan,
     replicated,
 )
 from hvd_autosync.search_space.knobs import Value
-from hvd_autosync.search_space.protocol import Protocol, protocol_of
-from hvd_autosync.search_space.schedule import Schedule, schedule_of
+from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.search_space.registry import KnobRegistry
+from hvd_autosync.search_space.schedule import DEFAULT_CAP, Schedule
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,48 @@ class SyncPlan:
             None if schedule is None else Schedule(**schedule),
             None if protocol is None else Protocol(**protocol),
         )
+
+
+def exchange_plan(
+    strategy: Mapping[str, Value], registry: KnobRegistry = REGISTRY
+) -> ExchangePlan | None:
+    """Return the exchange plan of ``strategy``; ``None`` if Horovod's own optimizer is enough."""
+    own: dict[str, Value] = {}
+    of_class: dict[str, dict[str, Value]] = {}
+    for name, value in registry.plan_fields("exchange", strategy).items():
+        parameter_class, _, attribute = name.rpartition(".")
+        (of_class.setdefault(parameter_class, {}) if parameter_class else own)[attribute] = value
+    classes = {name: ClassPlan(**fields) for name, fields in of_class.items()}  # type: ignore[arg-type]
+    plan = ExchangePlan(**own, **classes)  # type: ignore[arg-type]
+    return None if plan == ExchangePlan() else plan
+
+
+def schedule_of(
+    strategy: Mapping[str, Value], registry: KnobRegistry = REGISTRY
+) -> Schedule | None:
+    """Return the schedule of ``strategy``; ``None`` without local steps.
+
+    Raises:
+        SpaceError: A number is invalid.
+    """
+    chosen = {"cap": DEFAULT_CAP, **registry.plan_fields("schedule", strategy)}
+    schedule = Schedule(**chosen)  # type: ignore[arg-type]
+    return None if schedule.parallel else schedule
+
+
+def protocol_of(
+    strategy: Mapping[str, Value], registry: KnobRegistry = REGISTRY
+) -> Protocol | None:
+    """Return the protocols of ``strategy``; ``None`` for BSP without a straggler policy.
+
+    Raises:
+        SpaceError: A value is invalid.
+    """
+    chosen = registry.plan_fields("protocol", strategy)
+    if chosen.setdefault("kind", "bsp") == "bsp":
+        chosen |= {"kind": Protocol.kind, "share": 1.0}
+    protocol = Protocol(**chosen)  # type: ignore[arg-type]
+    return None if protocol.share == 1 and protocol.stragglers == "none" else protocol
 
 
 def sync_plan(strategy: Mapping[str, Value], classes: Classes | None = None) -> SyncPlan | None:

@@ -25,8 +25,8 @@ from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.records import LEFT_OUT, NOT_STORED, OrNan, Real, Record
 from hvd_autosync.search_space.resources import Host, Link
-from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.strategy import Strategy
+from hvd_autosync.search_space.sync_plan import schedule_of
 
 # numpy is imported in functions, because Horovod's launcher loads this module only for options.
 if TYPE_CHECKING:

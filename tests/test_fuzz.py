@@ -69,16 +69,19 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.search_space.catalogue import every_knob
 from hvd_autosync.search_space.documents import read_toml
-from hvd_autosync.search_space.exchange_plan import exchange_plan
-from hvd_autosync.search_space.protocol import protocol_of
-from hvd_autosync.search_space.schedule import rounds, schedule_of
+from hvd_autosync.search_space.schedule import rounds
 from hvd_autosync.search_space.strategy_file import (
     check_fits,
     check_model,
     read_strategy,
     strategy_text,
 )
-from hvd_autosync.search_space.sync_plan import beyond_horovod
+from hvd_autosync.search_space.sync_plan import (
+    beyond_horovod,
+    exchange_plan,
+    protocol_of,
+    schedule_of,
+)
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TraceStore, export_study, import_studies, trials_frame

@@ -43,8 +43,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.restrictions import without_choices
-from hvd_autosync.search_space.schedule import schedule_of
-from hvd_autosync.search_space.sync_plan import beyond_horovod
+from hvd_autosync.search_space.sync_plan import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study.fallbacks import excluded_strategies, fallback_line, without_excluded
 from hvd_autosync.study.forecast import Forecast, forecast

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
-from hvd_autosync.search_space.schedule import schedule_of
+from hvd_autosync.search_space.sync_plan import schedule_of
 from hvd_autosync.study.noninferiority import LENGTHS, LOOKS, Pair, deviation, has_fallen
 
 #: Number of seeds of the default that run first; they give the decrease and the noise of its loss.

@@ -23,10 +23,10 @@ from hvd_autosync.search_space.exchange_plan import (
     ClassPlan,
     ExchangePlan,
     class_of,
-    exchange_plan,
     factors_share,
     parameter_classes,
 )
+from hvd_autosync.search_space.sync_plan import exchange_plan
 
 _BUCKET_BYTES = 8 * 1024 * 1024
 

@@ -7,9 +7,9 @@ from hvd_autosync.search_space.exchange_plan import (
     ClassPlan,
     ExchangePlan,
     class_of,
-    exchange_plan,
     parameter_classes,
 )
+from hvd_autosync.search_space.sync_plan import exchange_plan
 
 
 def test_without_exchange_knobs_the_exchange_is_horovods() -> None:

@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space import ModelProfile, ParameterProfile, Resources, horovod_settings
 from hvd_autosync.search_space.catalogue import FAMILIES, REGISTRY
-from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, exchange_plan
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.knob_spec import KnobSpec, PlanField, Situation
-from hvd_autosync.search_space.protocol import Protocol, protocol_of
+from hvd_autosync.search_space.knobs import integer_knob
+from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.registry import KnobRegistry
-from hvd_autosync.search_space.schedule import DEFAULT_CAP, Schedule, schedule_of
-
-#: Strategies under which each part of a plan is there, whatever its other fields are.
-_PARTS: dict[str, tuple[Any, dict[str, Any], Any]] = {
-    "exchange": (exchange_plan, {}, ExchangePlan()),
-    "schedule": (
-        schedule_of,
-        {"local_steps": 4, "local_power": 2, "local_alpha": 0.01},
-        Schedule(4, 2, 0.01, cap=DEFAULT_CAP),
-    ),
-    "protocol": (protocol_of, {"protocol": "asp"}, Protocol("asp")),
-}
+from hvd_autosync.search_space.schedule import DEFAULT_CAP, Schedule
+from hvd_autosync.search_space.sync_plan import exchange_plan, protocol_of, schedule_of
 
 
-def fields_of(part: Any) -> dict[str, Any]:
-    """The fields of a plan, those of a class as ``large.codec``."""
-    found = {}
-    for name, value in vars(part).items():
-        inner = vars(value) if isinstance(value, ClassPlan) else {}
-        found |= {f"{name}.{field}": own for field, own in inner.items()} or {name: value}
-    return found
+def test_a_knob_is_mapped_onto_the_plan_by_its_declaration_alone() -> None:
+    registry = KnobRegistry(FAMILIES)
+    for name, target in (
+        ("pieces", PlanField("exchange", "rest.slices")),
+        ("groups", PlanField("exchange", "buckets")),
+        ("patience", PlanField("schedule", "warmup")),
+        ("lead", PlanField("protocol", "staleness")),
+    ):
+        registry.add(KnobSpec(integer_knob(name, 1, 9, 1, help=""), sets=target, when=""))
+    ours = {"pieces": 3, "groups": 4, "patience": 5, "lead": 6}
+    strategy = ours | {"local_steps": 8, "protocol": "ssp"}
 
+    plan = ExchangePlan(buckets=4, rest=ClassPlan(slices=3))
+    assert exchange_plan(strategy, registry) == plan
+    assert schedule_of(strategy, registry) == Schedule(8, warmup=5, cap=DEFAULT_CAP)
+    assert protocol_of(strategy, registry) == Protocol("ssp", 6)
+    assert horovod_settings(ours, registry).environment == ()
 
-@pytest.mark.parametrize(
-    "spec", [s for s in REGISTRY if isinstance(s.sets, PlanField)], ids=lambda spec: spec.name
-)
-def test_a_knob_of_the_optimizer_sets_the_declared_field_and_no_other(spec: KnobSpec) -> None:
-    assert isinstance(spec.sets, PlanField)
-    make, base, before = _PARTS[spec.sets.part]
-    value = next(
-        v
-        for v in (spec.knob.from_unit(u) for u in (0.9, 0.5, 0.0))
-        if v not in (spec.knob.default, base.get(spec.name))
-    )
-    old, new = fields_of(before), fields_of(make({**base, spec.name: value}))
-    assert {name for name in old if old[name] != new[name]} == {spec.sets.name}
-    assert horovod_settings({spec.name: value}).options == ()
+    assert exchange_plan(strategy) is None, "the catalogue of this process has no such knobs"
 
 
 def test_a_knob_follows_the_knob_on_which_it_depends() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.catalogue import CATALOGUE
-from hvd_autosync.search_space.protocol import Protocol, protocol_of, push_count
+from hvd_autosync.search_space.protocol import Protocol, push_count
+from hvd_autosync.search_space.sync_plan import protocol_of
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.125, 0.5, 1.0])

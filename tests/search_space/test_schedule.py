@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space.schedule import Schedule, rounds, schedule_of
+from hvd_autosync.search_space.schedule import Schedule, rounds
+from hvd_autosync.search_space.sync_plan import schedule_of
 
 FLOOR = 1e-6
 VIT, RESNET = (93_600, 10_000, 0.008), (62_400, 1_560, 0.8)
