@@ -7,8 +7,7 @@ each other. Without any knob of these the job keeps Horovod's own optimizer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.exchange_plan import (
@@ -68,30 +67,6 @@ class SyncPlan:
         """Return the rest of the plan; ``None`` if that is what Horovod's own optimizer does."""
         rest = replace(self, schedule=None)
         return None if rest.exchange == ExchangePlan() and rest.protocol is None else rest
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a document for :meth:`from_json`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SyncPlan:
-        """Return the plan of a document.
-
-        Args:
-            document: As :meth:`to_json` returns it, or as JSON carries it.
-
-        Raises:
-            SpaceError: A number of the schedule or the protocol is invalid.
-        """
-        exchange = dict(document["exchange"])
-        exchange |= {name: ClassPlan(**exchange[name]) for name in PARAMETER_CLASSES}
-        schedule, protocol = document["schedule"], document["protocol"]
-        return cls(
-            ExchangePlan(**exchange),
-            {name: tuple(patterns) for name, patterns in document["classes"].items()},
-            None if schedule is None else Schedule(**schedule),
-            None if protocol is None else Protocol(**protocol),
-        )
 
 
 def exchange_plan(

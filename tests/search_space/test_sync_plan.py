@@ -1,8 +1,6 @@
-"""The synchronization plan: made from a strategy by one function, and kept as a document."""
+"""The synchronization plan: made from a strategy by one function."""
 
 from __future__ import annotations
-
-import json
 
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
@@ -36,14 +34,6 @@ def test_what_horovod_does_by_itself_needs_no_plan() -> None:
         assert sync_plan(strategy, CLASSES) is None and not beyond_horovod(strategy)
     for name in ("buckets", "local_steps", "protocol"):
         assert beyond_horovod({name: WHOLE[name]})
-
-
-def test_a_plan_comes_back_from_json() -> None:
-    for strategy in (WHOLE, {"buckets": 2}, {"local_steps": 4, "local_power": 2}):
-        plan = sync_plan(strategy, CLASSES)
-        assert plan is not None
-        assert SyncPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-        assert hash(plan) == hash(SyncPlan.from_json(plan.to_json()))
 
 
 def test_replicas_that_may_differ_have_whole_parameters() -> None:
