@@ -174,8 +174,8 @@ class KnobSpec:
         applies: When it is tuned, as a predicate.
         narrow: Returns the knob with the part of its domain that can matter; ``None`` if nothing is
             left of it.
-        cost: Name of the term of the cost model that predicts its effect
-            (:data:`hvd_autosync.cost.terms.TERMS`); "": the cost model ignores the knob.
+        cost: The part of a prediction that it changes, in words; "": the cost model does not get
+            its values (:mod:`hvd_autosync.cost.columns`).
         doc: Its section in ``docs/knobs.md``, to be read after the knob's name.
     """
 

@@ -1,4 +1,4 @@
-"""Many strategies as columns of knob values."""
+"""Many strategies as columns of the knobs that have a term of the cost model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_autosync.cost.timeline import FloatArray
-from hvd_autosync.search_space import CATALOGUE, SearchSpace, Value, catalogue_knob
+from hvd_autosync.search_space import SearchSpace, Value
+from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.conditions import active
 from hvd_autosync.search_space.exchange_plan import NOT_FOR_REPLICAS, class_knob
 
+#: The default of each knob whose declaration names a term. The cost model has no other inputs.
+_DEFAULTS = {spec.name: spec.knob.default for spec in REGISTRY if spec.cost}
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -31,11 +34,10 @@ class Columns:
 
     @classmethod
     def of(cls, strategies: Sequence[Mapping[str, Value]]) -> Columns:
-        """Return the columns of ``c`` strategies, without knobs outside of the catalogue."""
+        """Return the columns of ``c`` strategies."""
         values = {}
-        known = {knob.name: knob.default for knob in CATALOGUE}
-        for name in known.keys() & {name for strategy in strategies for name in strategy}:
-            column = [strategy.get(name, known[name]) for strategy in strategies]
+        for name in _DEFAULTS.keys() & {name for strategy in strategies for name in strategy}:
+            column = [strategy.get(name, _DEFAULTS[name]) for strategy in strategies]
             values[name] = np.array(column, dtype=object)
         return cls(len(strategies), values)
 
@@ -47,13 +49,14 @@ class Columns:
         space is another one if a space file restricts the knob.
         """
         count, on = len(points), active(space, points)
-        known = {knob.name: knob.default for knob in CATALOGUE}
         values = {name: np.full(count, value, dtype=object) for name, value in space.fixed}
         for index, knob in enumerate(space.knobs):
+            if knob.name not in _DEFAULTS:
+                continue
             unique, inverse = np.unique(points[:, index], return_inverse=True)
             decoded = [knob.from_unit(float(position)) for position in unique]
             column = np.array(decoded, dtype=object)[inverse]
-            column[~on[:, index]] = known.get(knob.name, knob.default)
+            column[~on[:, index]] = _DEFAULTS[knob.name]
             values[knob.name] = column
         return cls(count, values)
 
@@ -71,7 +74,7 @@ class Columns:
         """Return the values of a numeric knob, shape ``(c,)``.
 
         Raises:
-            SpaceError: No knob has that name.
+            KeyError: No knob of that name has a term of the cost model.
         """
         return self._column(knob).astype(np.float64)
 
@@ -79,7 +82,7 @@ class Columns:
         """Return the values of a categorical knob, shape ``(c,)``.
 
         Raises:
-            SpaceError: No knob has that name.
+            KeyError: No knob of that name has a term of the cost model.
         """
         return self._column(knob).astype(np.str_)
 
@@ -125,6 +128,5 @@ class Columns:
         return found
 
     def _column(self, knob: str) -> npt.NDArray[Any]:
-        default = catalogue_knob(knob).default
-        values = self._values.get(knob)
+        default, values = _DEFAULTS[knob], self._values.get(knob)
         return np.full(self._count, default, dtype=object) if values is None else values
