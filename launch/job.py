@@ -7,12 +7,13 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.masking import redact, redact_launcher
 from hvd_autosync.search_space import Host, Value
+from hvd_autosync.search_space.records import NOT_STORED, Record
 
 #: Option of ``horovodrun`` that names the folder of the ranks' outputs.
 OUTPUT_OPTION = "output-filename"
@@ -23,7 +24,7 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Record):
     """One Horovod job.
 
     Attributes:
@@ -33,7 +34,8 @@ class Job:
         controller: ``"gloo"`` or ``"mpi"`` if the user chose; ``None`` if Horovod chooses.
         held: Knobs fixed by the user's options, environment or configuration file, with their
             values.
-        ssh: Port and identity file for ssh to the hosts; ``None`` if not given.
+        ssh: Port and identity file for ssh to the hosts; ``None`` if not given. Only the launch
+            needs them.
     """
 
     options: tuple[str, ...]
@@ -41,7 +43,7 @@ class Job:
     hosts: tuple[Host, ...]
     controller: str | None = None
     held: tuple[tuple[str, Value], ...] = ()
-    ssh: tuple[int | None, str | None] = (None, None)
+    ssh: tuple[int | None, str | None] = field(default=(None, None), metadata=NOT_STORED)
 
     @property
     def world_size(self) -> int:
@@ -82,24 +84,6 @@ class Job:
         """
         local = any(host.name in _LOCAL_NAMES for host in self.hosts)
         return [platform.node(), os.cpu_count() or 0] if local else []
-
-    def to_json(self) -> str:
-        """Return compact JSON, without what ssh needs."""
-        hosts = [[host.name, host.slots] for host in self.hosts]
-        fields = [self.options, self.command, hosts, self.controller, self.held]
-        return json.dumps(fields, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        """Return the job that :meth:`to_json` has written."""
-        options, command, hosts, controller, held = json.loads(text)
-        return cls(
-            tuple(options),
-            tuple(command),
-            tuple(Host(name, slots) for name, slots in hosts),
-            controller,
-            tuple((name, value) for name, value in held),
-        )
 
     def on(self, hosts: tuple[Host, ...]) -> Job:
         """Return the job on a part of its hosts and slots."""

@@ -6,6 +6,7 @@ It reads this while the learner's libraries are still loading.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections import Counter
 from dataclasses import replace
@@ -41,7 +42,7 @@ def live_job(begin: dict[str, Any]) -> Job:
     """
     extensions.load()
     if given := os.environ.get(JOB_VARIABLE):
-        return Job.from_json(given)
+        return Job.from_json(json.loads(given))
     # Ranks of one host need not follow each other.
     hosts = [Host(name, count) for name, count in Counter(begin["hosts"]).items()]
     held = held_by_environment(os.environ)

@@ -197,7 +197,7 @@ def run_live_training(
         AutosyncError: The job cannot be launched.
     """
     environment = launcher_environment(Strategy()) | dict(variables)
-    environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: job.to_json()}
+    environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: json.dumps(job.to_json())}
     environment[FOLDER_VARIABLE] = str(Path.cwd())
     with contextlib.ExitStack() as stack:
         folder = None

@@ -358,7 +358,7 @@ def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPat
     assert live_job(spread).hosts == (Host("a", 2), Host("b", 1)), "not in order of rank"
     monkeypatch.setenv("HOROVOD_CONTROLLER", "gloo")
     assert live_job(begin).controller == "gloo"
-    monkeypatch.setenv(JOB_VARIABLE, JOB.to_json())
+    monkeypatch.setenv(JOB_VARIABLE, json.dumps(JOB.to_json()))
     assert live_job(begin) == JOB
 
 

@@ -177,3 +177,13 @@ def test_a_job_without_a_masked_word_has_the_key_that_it_always_had(
     ]
     text = json.dumps(identity, sort_keys=True)
     assert own.key == hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def test_a_job_comes_back_from_json_without_what_ssh_needs() -> None:
+    held = (("cache_capacity", 0), ("cycle_time_ms", 2.5), ("torus_allreduce", True))
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),), "gloo", held, (22, "key"))
+    written = json.dumps(job.to_json())
+    assert "key" not in written
+    assert Job.from_json(json.loads(written)) == replace(job, ssh=(None, None))
+    with pytest.raises(ValueError, match=r"hosts\[0\]\.slots: 'two' is wrong"):
+        Job.from_json(job.to_json() | {"hosts": [{"name": "a", "slots": "two"}]})
