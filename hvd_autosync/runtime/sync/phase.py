@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from enum import Enum
 
+from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.operations import size
 from hvd_autosync.runtime.collectives.warn_once import WarnOnce
 
@@ -47,10 +48,19 @@ class TrainingPhase:
         self.now = Phase.EXCHANGE
 
     def enter(self, phase: Phase) -> None:
-        """Enter a phase, on all ranks."""
+        """Enter a phase, on all ranks; nothing happens in it already.
+
+        Raises:
+            AutosyncError: It may not follow the present phase, which stays.
+        """
         if phase is self.now:
             return
-        assert phase in _MAY_FOLLOW[self.now], f"{phase} after {self.now}"
+        if phase not in _MAY_FOLLOW[self.now]:
+            raise AutosyncError(
+                f"phase {phase.name} ({phase.value}) may not follow {self.now.name} "
+                f"({self.now.value})",
+                hint="This is a fault of hvd_autosync. Please report it.",
+            )
         _LOG.debug("from here on: %s", phase.value)
         self.now = phase
 
