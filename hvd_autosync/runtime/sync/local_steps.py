@@ -38,7 +38,7 @@ from hvd_autosync.runtime.state.states import parameters_of
 from hvd_autosync.runtime.sync.averaging import Averaging, moments, place_of
 from hvd_autosync.runtime.sync.nested import Nested
 from hvd_autosync.runtime.sync.phase import Phase, TrainingPhase, Votes
-from hvd_autosync.runtime.sync.proposal import Proposal, check_together
+from hvd_autosync.runtime.sync.proposal import Proposal, RoundAverage, check_together
 from hvd_autosync.search_space.schedule import Schedule
 
 _LOG = logging.getLogger(__name__)
@@ -90,11 +90,8 @@ class LocalSteps(Nested, JoinHook):
         register_join_hook(self)
         self._proposal: Proposal | None = None
         self._length = self._done = 0
-        self._ends_epoch = False
-        #: Whether the last round's average was not exact: parameters are equal, statistics are not.
-        self._inexact = False
-        #: Whether this round sends whole what the script has set on some rank.
-        self._sends_set = False
+        #: The average at the end of this round; between two rounds, that of the last.
+        self._average = RoundAverage.ALL
         self._votes = Votes(
             "local steps have not begun: no epoch end seen yet. Use a torch.utils.data.DataLoader "
             "with a length, or call hvd_autosync.average(optimizer) where parameters must be the "
@@ -216,7 +213,7 @@ class LocalSteps(Nested, JoinHook):
     @property
     def average_is_exact(self) -> bool:
         """As of :class:`SyncMethod`."""
-        if not (self.running and self._inexact):
+        if not self.running or self._average is not RoundAverage.PARAMETERS:
             return True
         return not (self._averaging.dispatcher.keeps_left_out or self._statistics.tensors)
 
@@ -355,7 +352,7 @@ class LocalSteps(Nested, JoinHook):
         """Begin the next round, if there is one, as the first."""
         self._length = self._done = 0
         self._proposal = None
-        self._inexact = self._sends_set = False
+        self._average = RoundAverage.ALL
 
     def _end_rounds(self) -> None:
         """There is no round any more."""
@@ -411,8 +408,7 @@ class LocalSteps(Nested, JoinHook):
         highest = max(progress.highest, progress.rate)
         length = self._schedule.length(self.step, progress.rate, highest, most)
         # What the script has set since an exact average is no change for a codec to send in part.
-        # Some scripts change parameters after each step: not twice in a row.
-        sends_set = not (self._inexact or self._sends_set) and self._averaging.touched
+        sends_set = self._average is RoundAverage.ALL and self._averaging.touched
         length = 1 if sends_set else length
         self._proposal = Proposal(
             self._name, length, ends_epoch=known == length, sends_set=sends_set
@@ -420,7 +416,7 @@ class LocalSteps(Nested, JoinHook):
 
     def _begin_round(self) -> None:
         assert self._proposal is not None
-        self._length, self._ends_epoch, self._sends_set = self._proposal.agreed()
+        self._length, self._average = self._proposal.agreed()
         _LOG.debug("step %d: a round of %d steps begins", self.step, self._length)
         self._proposal = None
 
@@ -432,9 +428,10 @@ class LocalSteps(Nested, JoinHook):
         synchronize(allreduce_async_(here, name=f"{self._name}.end", op=Sum))
         ranks, ended_early = here.tolist()
         check_together(ended_early, ranks)
-        exact = early or self._ends_epoch or self._sends_set
+        if early and self._average is RoundAverage.PARAMETERS:
+            self._average = RoundAverage.ALL
+        exact = self._average is not RoundAverage.PARAMETERS
         self._averaging.exchange(exact=exact)
         self._averaging.take(ranks)
         if exact:
             self._statistics.average(ranks)
-        self._inexact = not exact

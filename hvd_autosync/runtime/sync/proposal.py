@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce_async_, size, synchronize
+
+
+class RoundAverage(Enum):
+    """What the average at the end of a round makes equal."""
+
+    PARAMETERS = "parameters, by what codecs have sent; statistics stay apart"
+    ALL = "parameters and statistics, exactly"
+    #: Some scripts change parameters after each step: not twice in a row.
+    ALL_AND_SET = "the same, and what the script has set on some rank is sent whole"
 
 
 class Proposal:
@@ -28,8 +39,10 @@ class Proposal:
         self._sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self._handle = allreduce_async_(self._sums, name=f"{name}.length", op=Sum)
 
-    def agreed(self) -> tuple[int, bool, bool]:
-        """Return the agreed length, and whether on any rank an epoch ends or set values are sent.
+    def agreed(self) -> tuple[int, RoundAverage]:
+        """Return the agreed length, and what the round's average makes equal.
+
+        It is exact if an epoch ends on any rank, or what the script has set on it is sent.
 
         Raises:
             ConfigurationError: Some ranks begin the round, the others average.
@@ -38,7 +51,10 @@ class Proposal:
         ranks, lengths, lengths_2, ending, sending, averaging = self._sums.tolist()
         check_together(round(averaging), round(ranks))
         equal = ranks == size() and ranks * lengths_2 == lengths**2
-        return round(lengths / ranks) if equal else 1, ending > 0, sending > 0
+        length_of_all = round(lengths / ranks) if equal else 1
+        if sending > 0:
+            return length_of_all, RoundAverage.ALL_AND_SET
+        return length_of_all, RoundAverage.ALL if ending > 0 else RoundAverage.PARAMETERS
 
 
 def check_together(ended_early: int, ranks: int) -> None:
