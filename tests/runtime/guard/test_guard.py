@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvd_autosync.runtime.guard import guard
 from hvd_autosync.runtime.measure.losses import Losses
-from hvd_autosync.search_space.trial import LOSS_WINDOW
+from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
 
 
 def test_ranks_that_end_their_script_first_do_not_break_the_others(
@@ -26,3 +28,67 @@ def test_ranks_that_end_their_script_first_do_not_break_the_others(
     for _ in range(3 * LOSS_WINDOW):
         losses.seen(torch.tensor(1.0))
         assert guarded.stepped(losses)
+
+
+class SeenLock:
+    """A lock that says when a thread begins to wait for it.
+
+    Args:
+        waited: Set then.
+    """
+
+    def __init__(self, waited: threading.Event) -> None:
+        self._lock, self._waited = threading.Lock(), waited
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waited.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda guarded: guarded.on_quiescent(99, waiting=True),
+        lambda guarded: guarded.on_quiescent(99, waiting=False),
+        lambda guarded: guarded.forget_prediction(),
+    ],
+    ids=["the end of a phase", "ranks that meet", "another optimizer"],
+)
+def test_nothing_changes_while_the_thread_of_messages_tests_a_loss(
+    change: Callable[[guard.Guard], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "size", lambda: 1)
+    guarded = guard.Guard("test", LossPrediction((1.0,), (0.1,)))
+    #: The other thread has changed the guard, or waits until it may.
+    came = threading.Event()
+    guarded._lock = SeenLock(came)  # type: ignore[assignment]
+
+    def state() -> list[object]:
+        predicted = guarded._envelope._prediction
+        return [guarded.step, guarded._loose_windows, guarded._envelope, predicted]
+
+    def change_it() -> None:
+        try:
+            change(guarded)
+        finally:
+            came.set()
+
+    other, accepts, seen = threading.Thread(target=change_it), guarded._envelope.accepts, []
+
+    def watched(mean: float, window: int) -> str:
+        before = state()
+        other.start()
+        came.wait()
+        seen.append(state() == before)
+        return accepts(mean, window)
+
+    monkeypatch.setattr(guarded._envelope, "accepts", watched)
+    for _ in range(LOSS_WINDOW):
+        assert guarded.accepts_one(1.0)
+    other.join()
+    assert seen == [True]
+    assert guarded.step == 99 or guarded.predicted_steps == 0, "the change was made afterwards"
