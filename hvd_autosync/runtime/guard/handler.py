@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -58,8 +57,8 @@ class Guarded(Protocol):
 class LossGuardHandler:
     """Connects one optimizer to its loss guard.
 
-    The thread of messages reads :attr:`guard` while the other one may end it, so both use it under
-    a lock.
+    The thread of messages takes :attr:`guard` once for each loss, and the other thread may end it
+    meanwhile: the guard itself locks what both use.
 
     Attributes:
         guard: The guard; ``None`` if the training is exact, by its plan or after a fallback.
@@ -67,7 +66,6 @@ class LossGuardHandler:
 
     def __init__(self) -> None:
         self.guard: Guard | None = None
-        self._lock = threading.Lock()
         self._optimizer: Callable[[], Any] = lambda: None
         self._seen = 0
         self._warned = False
@@ -88,8 +86,7 @@ class LossGuardHandler:
             current.losses = Losses()
             watch_backward(current.losses)
         self._optimizer = weakref.ref(optimizer)
-        with self._lock:
-            self.guard = _new_guard(name)
+        self.guard = _new_guard(name)
 
     def stepped(self, method: Guarded, step: int | None) -> None:
         """A step with a barrier was made; a collective after each window.
@@ -123,8 +120,7 @@ class LossGuardHandler:
 
         Called in the thread of messages.
         """
-        with self._lock:
-            guard = self.guard
+        guard = self.guard
         return guard is None or guard.accepts_one(loss)
 
     def on_quiescent(self, step: int, *, waiting: bool, healthy: bool = True) -> None:
@@ -168,8 +164,7 @@ class LossGuardHandler:
         guard = self.guard
         if guard is not None:
             guard.about_to_join()
-        with self._lock:
-            self.guard = None
+        self.guard = None
 
     def _take_snapshot(self, guard: Guard) -> None:
         optimizer = self._optimizer()

@@ -28,7 +28,7 @@ class Stopping:
     """One rank's part, shared by two threads: the one that trains, and the one of messages.
 
     During steps without a barrier all that both use is used under a lock here: the order, the
-    reports, the straggler policy and, in the handler, the guard.
+    reports and the straggler policy. The guard has a lock of its own.
 
     Args:
         guard_handler: Judges losses.
