@@ -66,6 +66,8 @@ def test_mpirun_ends_the_others_of_a_rank_that_is_killed(launch: Any) -> None:
     ("launcher", "kind"),
     [
         pytest.param("gloo", "list"),
+        pytest.param("gloo", "sets"),
+        pytest.param("mpi", "sets", marks=[_MPI, _WIDE]),
         pytest.param("mpi", "list", marks=[_MPI, _WIDE]),
         pytest.param("mpi", "reversed", marks=_MPI),
     ],
