@@ -148,6 +148,7 @@ GROUPS = {
             "case_variables_are_those_of_the_request",
             "case_cycle_time_takes_effect",
             "case_plans_go_on",
+            "case_codes_and_join_go_on",
             "case_rounds_of_local_steps_go_on",
             "case_a_phase_with_a_barrier_goes_on",
             "case_other_threads_wait",

@@ -146,7 +146,7 @@ def case_overflows_are_seen_and_forgotten():
                 assert reduce(codec, data(step), name).isfinite().all(), (name, bad)
 
 
-def _coded(name):
+def coded_plan(name):
     each = PLANS[name]
     rest = each if name in ("fp16", "bf16", "int8", "topk") else ClassPlan(codec="int8")
     return ExchangePlan(2, "ordered", "arrival", ClassPlan("rows"), each, rest)
@@ -169,7 +169,7 @@ def case_training_under_codecs_resembles_exact_training():
     way = torch.cat([(e - s).flatten() for e, s in zip(exact, start, strict=True)])
     for name in PLANS:
         model = Model()
-        with plan(_coded(name), CLASSES):
+        with plan(coded_plan(name), CLASSES):
             distributed = OURS(OPTIMIZERS["SGD"](model.parameters()), model.named_parameters())
         coded = _steps(model, distributed, range(30))
         off = torch.cat([(c - e).flatten() for c, e in zip(coded, exact, strict=True)])
@@ -180,7 +180,9 @@ def case_training_under_codecs_resembles_exact_training():
 def case_what_codecs_owe_is_saved_and_restored():
     for name in ("topk", "powersgd"):
         model = Model()
-        with plan(_coded("topk") if name == "topk" else ExchangePlan(large=PLANS[name]), CLASSES):
+        with plan(
+            coded_plan("topk") if name == "topk" else ExchangePlan(large=PLANS[name]), CLASSES
+        ):
             distributed = OURS(OPTIMIZERS["momentum"](model.parameters()), model.named_parameters())
             _steps(model, distributed, range(5))
             file = io.BytesIO()

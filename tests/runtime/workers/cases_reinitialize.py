@@ -11,6 +11,8 @@ import time
 
 import horovod.torch as hvd
 import torch
+from cases_codecs import PLANS as CODECS
+from cases_codecs import coded_plan
 from cases_exchanges import CLASSES, OPTIMIZERS, PLANS, groups_of, loss_of, plan
 from cases_guard import real_training
 from cases_local_steps import local
@@ -187,6 +189,48 @@ def case_plans_go_on():
         ours = run(OURS)
     assert_close(ours, run(HOROVODS), atol=1e-4, rtol=1e-4)
     assert_same_on_all_ranks([p for p in ours if p.dim() == 2])
+
+
+def case_codes_and_join_go_on():
+    """What codecs keep from step to step stays, and ranks that have joined come back."""
+    chosen = [coded_plan(name) for name in CODECS]
+    chosen.append(ExchangePlan(2, "ordered", "arrival", *[ClassPlan(lossless=True)] * 3))
+
+    def run(between):
+        model = Model()
+        base = OPTIMIZERS["momentum"](groups_of(model))
+        with plan(chosen[0]):
+            distributed = OURS(base, named_parameters=model.named_parameters())
+        numbers, found = itertools.count(), []
+
+        def step():
+            distributed.zero_grad()
+            loss_of(model, next(numbers)).backward()
+            distributed.step()
+
+        def state():
+            return [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+
+        for place, each in enumerate(chosen):
+            if place:
+                switch(distributed, SyncPlan(each, CLASSES))
+            for _ in range(1 + TIMES // len(chosen)):
+                step()
+                between()
+            found += state()
+        for _ in range(1 + hvd.rank()):
+            step()
+        hvd.join()
+        between()
+        return found + state()
+
+    counted = itertools.count()
+    ours = run(lambda: again(VARIABLES[next(counted) % len(VARIABLES)]))
+    assert next(counted) > TIMES
+    expected = run(lambda: None)
+    if hvd.size() == 2:  # sums of more depend on the order in which ranks add up
+        assert_identical(ours, expected)
+    assert all(each.isfinite().all() for each in ours)
 
 
 def case_rounds_of_local_steps_go_on():
