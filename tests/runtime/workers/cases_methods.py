@@ -137,7 +137,12 @@ def phase_of(optimizer):
 
 
 def train(factory, sequence, optimizer="momentum", passes=1, step=None, save_at=()):
-    """Train under each plan of ``sequence`` for some steps, from checkpoints at ``save_at``."""
+    """Train under each plan of ``sequence`` for some steps, from checkpoints at ``save_at``.
+
+    Returns:
+        Parameters, means over ranks of running statistics, and which phases each plan had. Some
+        methods average the statistics, which are each rank's own under Horovod's optimizer.
+    """
     model = Model()
 
     def wrapped(name):
@@ -164,13 +169,16 @@ def train(factory, sequence, optimizer="momentum", passes=1, step=None, save_at=
             gc.collect()  # its hooks end with it
             distributed = wrapped(name)
             distributed.load_state_dict(saved)
-    return [p.detach() for p in model.parameters()], seen
+    statistics = [hvd.allreduce(b.float(), name=f"mean.{n}") for n, b in model.named_buffers()]
+    return [p.detach() for p in model.parameters()], statistics, seen
 
 
 def compare(sequence, **options):
-    ours, seen = train(OURS, sequence, **options)
-    expected, _ = train(HOROVODS, sequence, **options)
+    ours, statistics, seen = train(OURS, sequence, **options)
+    expected, expected_statistics, _ = train(HOROVODS, sequence, **options)
     assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    assert len(statistics) == 3  # mean, variance and number of batches
+    assert_close(statistics, expected_statistics, atol=1e-4, rtol=1e-4)
     assert_same_on_all_ranks([p for p in ours if p.dim() == 2])
     return seen
 
