@@ -165,6 +165,9 @@ GROUPS = {
         ("case_no_gradient_is_lost_between_some_methods",),
         wide=(
             "case_every_exact_method_after_every_other",
+            "case_every_exact_method_after_every_other_with_momentum",
+            "case_every_exact_method_after_every_other_with_clipping",
+            "case_every_exact_method_after_every_other_between_checkpoints",
             "case_no_gradient_is_lost_between_any_two_methods",
             "case_exact_methods_with_accumulation",
             "case_exact_methods_of_two_optimizers",

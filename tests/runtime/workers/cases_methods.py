@@ -79,6 +79,8 @@ EXACT = {
     ),
     "balance": SyncPlan(PLANS["rows"], CLASSES, protocol=Protocol(share=1.0, stragglers="balance")),
 }
+#: Exact ones that keep states elsewhere, or more than states. The others keep what Horovod does.
+KEPT = ("as Horovod", "sharded", "priority mixed", "rounds later", "SSP(0)", "BSP first")
 LOSSY = {
     "rounds": SyncPlan(classes=CLASSES, schedule=Schedule(3)),
     "coded rounds": SyncPlan(ExchangePlan(1, large=TOPK, rest=TOPK), CLASSES, Schedule(2)),
@@ -203,7 +205,21 @@ def case_exact_methods_with_clipping():
 
 def case_exact_methods_with_accumulation():
     """A script that accumulates may split its batches, so their sizes may not change."""
-    compare([each for each in EXACT if each != "balance"], passes=2, optimizer="Adam")
+    compare(walk([each for each in EXACT if each != "balance"]), passes=2, optimizer="Adam")
+
+
+def case_every_exact_method_after_every_other_with_momentum():
+    compare(walk(KEPT))
+
+
+def case_every_exact_method_after_every_other_with_clipping():
+    """With momentum, too."""
+    compare(walk([each for each in EXACT if not each.startswith("SSP(0)")]), step=clipped_step)
+
+
+def case_every_exact_method_after_every_other_between_checkpoints():
+    names = walk(KEPT)
+    compare(names, optimizer="Adam", save_at=range(len(names)))
 
 
 def case_exact_methods_between_checkpoints():
@@ -217,7 +233,7 @@ def handles_stragglers(plan):
 
 def case_exact_methods_of_two_optimizers():
     """One of them changes half as often."""
-    names = [name for name, plan in EXACT.items() if not handles_stragglers(plan)]
+    names = walk([name for name, plan in EXACT.items() if not handles_stragglers(plan)])
 
     def run(factory):
         torch.manual_seed(9)
