@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import fields
 from typing import Any
 
+from hvd_autosync.api.live_tuning import tune_live
 from hvd_autosync.api.results import Study
 from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.engine.options import Options, as_text, variable_name
@@ -34,6 +35,7 @@ from hvd_autosync.util.streams import open_standard_streams
 _INSTEAD = ("dry_run", "strategy", "replay", "recurring")
 #: All options that are not arguments of ``tune()``.
 _FLAG_ONLY = (*_INSTEAD, "mode", "tune_only", "search", "target", "tolerance", "repeats")
+_MODES = ("launched", "live")
 
 
 def tune(
@@ -45,9 +47,14 @@ def tune(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     on_trial_end: Callable[[Study, TrialRecord], None] | None = None,
+    mode: str = "launched",
     **settings: Any,
 ) -> Study:
     """Find the fastest synchronization strategy of a job in trials of a few steps.
+
+    With ``mode="live"`` the trials are steps of the training itself, which is started beside this
+    process. The call returns once the winner is known, and the training goes on under it, as
+    ``study.training``; it ends with this process.
 
     It shares the engine and the store with ``horovodrun --autosync``: each uses results of the
     other for the same command, hosts and options.
@@ -66,20 +73,28 @@ def tune(
         on_trial_end: Called after each trial with the study so far and the trial's record, for
             TensorBoard, MLflow and the like. An exception in it ends the tuning; the next call
             resumes it.
+        mode: ``"launched"``: each trial repeats the beginning of the script. ``"live"``: as above.
         settings: The options of ``--autosync`` without that prefix: ``trials``, ``minutes``,
             ``steps``, ``warmup``, ``allow``, ``space``, ``store``, ``reuse``, ``transfer``,
             ``runner``, ``seed``, ``expected_hours``, ``quality_steps``, ``quality_minutes``,
             ``loss_tolerance``, ``goal``, ``keep_trial_files`` (docs/flag.md).
 
     Returns:
-        The finished study; after Stop the study so far, which the next call resumes.
+        The finished study; after Stop the study so far, which the next call resumes. A live
+        training goes on after Stop, too, under the best confirmed strategy.
 
     Raises:
         ConfigurationError: An argument is invalid; nothing was launched.
         DefaultTrialError: The job fails or cannot be measured under the default strategy.
+        LiveTuningError: The training cannot be tuned in its own steps, or has failed before.
         StoreError: The store cannot be used.
-        KeyboardInterrupt: The kernel was interrupted. All measurements are in the store.
+        KeyboardInterrupt: The kernel was interrupted. All measurements are in the store. In a live
+            tuning an interrupt is a Stop, once its first trial has begun.
     """
+    if mode not in _MODES:
+        raise ConfigurationError(
+            f"invalid value {mode!r} for mode", hint=f"Choose one of {', '.join(_MODES)}."
+        )
     open_standard_streams()  # a daemon may have closed them
     start_driver_log()
     words = _words(command, args, kwargs or {})
@@ -87,14 +102,20 @@ def tune(
     check_command(job)
     check_hosts(job)
     store = TraceStore(chosen.store)
+    training = None
     try:
         with closing(_progress()) as progress:
-            record = tune_job(job, chosen, _CallbackListener(progress, on_trial_end))
+            listener = _CallbackListener(progress, on_trial_end)
+            if mode == "live":
+                record, training = tune_live(job, chosen, listener)
+            else:
+                record = tune_job(job, chosen, listener)
     except StopRequested as stop:
         record = store.study(stop.study_id)
     except TuningInterrupted:
         raise KeyboardInterrupt from None
     found = Study(store, record)
+    found.training = training
     if not _in_notebook():  # there the widget shows the result
         print(f"hvd-autosync: {found}", file=sys.stderr)
     return found

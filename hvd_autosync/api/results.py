@@ -18,6 +18,7 @@ from hvd_autosync.util.printable import printable
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hvd_autosync.api.training import Training
     from hvd_autosync.figures import Evidence, Figures
 
 
@@ -56,7 +57,12 @@ class Study(AskTellStudy):
 
     :func:`hvd_autosync.tune` and :meth:`load` return a study; :meth:`create` makes one for a
     custom launcher, which calls ``ask()`` and ``tell()``.
+
+    Attributes:
+        training: The training that was started to be tuned in its own steps, if this is its study.
     """
+
+    training: Training | None = None
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] = "last", store: str | None = None) -> Study:

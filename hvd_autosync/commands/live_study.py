@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hvd_autosync.errors import AutosyncError, LiveTuningError
 from hvd_autosync.util.log import start_log
 from hvd_autosync.util.printable import printable
-from hvd_autosync.util.variables import STOPPED_VARIABLE
+from hvd_autosync.util.variables import END_TUNING_VARIABLE, STOPPED_VARIABLE
 
 if TYPE_CHECKING:
     from hvd_autosync.engine.live import Cost
     from hvd_autosync.launch.live_runner import Training
+    from hvd_autosync.study.study import AskTellStudy
     from hvd_autosync.traces import StudyRecord
 
 #: Longest time of this process after the end of the training, seconds: its error output is that of
@@ -94,7 +95,7 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
         message = training.wait("begin", _LOADED)
         received[message["type"]] = message
     from hvd_autosync.engine.live import LiveStudy
-    from hvd_autosync.reporting import closing_lines, progress_listener
+    from hvd_autosync.reporting import closing_lines, ended_line, progress_listener
     from hvd_autosync.reporting.live import cost_line
     from hvd_autosync.search_space.horovod_settings import launch_knobs
 
@@ -104,11 +105,20 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
             if line:
                 _say(line)
 
+    def on_end(study: AskTellStudy) -> None:
+        reached.answer = f"{ended_line(study)}; the next run of this job resumes it"
+        _say(reached.answer)
+
+    def ends() -> bool:
+        return bool(marker) and Path(marker).exists()
+
+    marker = os.environ.pop(END_TUNING_VARIABLE, "")
     begin = received["begin"]
     reached.begun = True
     with closing(progress_listener()) as listener:
         fixed = launch_knobs(reinitializes=begin["reinitializes"])
-        LiveStudy(training, live_job(begin), options, listener, fixed, on_switch).run()
+        job = live_job(begin)
+        LiveStudy(training, job, options, listener, fixed, on_switch, ends, on_end).run()
 
 
 def _load(training: Training) -> None:

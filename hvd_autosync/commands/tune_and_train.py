@@ -119,17 +119,10 @@ def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
     if study is None:
         _say("tuning was ended before its first trial: the training runs unchanged")
         return _run_unchanged(job)
-    from hvd_autosync.reporting import closing_lines
-    from hvd_autosync.study.knob_order import with_knob_order
+    from hvd_autosync.reporting import closing_lines, ended_line
 
-    proven = study.proven
-    record = replace(study.record, winner=proven or Strategy())
-    what = "no strategy is confirmed yet, so the training runs unchanged"
-    if proven is not None:
-        space = with_knob_order(study.record, study.history).space or study.space
-        what = f"the training runs with the confirmed strategy {space.describe(proven)}"
-    ended = sum(trial.result is not None for trial in study.history)
-    answer = f"tuning was ended after {ended} trial{'s' * (ended != 1)}: {what}"
+    record = replace(study.record, winner=study.proven or Strategy())
+    answer = ended_line(study)
     _say(answer)
     status = _train(job, options, record, answer)
     _say(f"{closing_lines(record, options.store)[1]}; run the same command again to resume tuning")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from hvd_autosync.engine.mode import NOT_LIVE_EXCHANGE
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.training_context import training_context
-from hvd_autosync.engine.tuning import Listener, tune
+from hvd_autosync.engine.tuning import Listener, TuningInterrupted, tune
 from hvd_autosync.errors import SpaceError, TraceFormatError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, LiveRunner, Training, train_under
@@ -19,6 +19,7 @@ from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.catalogue import catalogue_knob
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
 from hvd_autosync.search_space.knobs import CategoricalKnob, Value
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 #: How often one training is tuned again after drift.
@@ -59,6 +60,8 @@ class LiveStudy:
         listener: Receives the events.
         fixed: Knobs that cannot change in this training.
         on_switch: Called when the training goes on under the winner.
+        ends: Whether the tuning is to end, without its training; asked between trials.
+        on_end: Called when the training goes on after such an end.
     """
 
     def __init__(
@@ -69,14 +72,16 @@ class LiveStudy:
         listener: Listener,
         fixed: Collection[str],
         on_switch: Callable[[StudyRecord, Cost], None],
+        ends: Callable[[], bool] = lambda: False,
+        on_end: Callable[[AskTellStudy], None] = lambda study: None,
     ) -> None:
-        self._on_switch = on_switch
+        self._on_switch, self._on_end = on_switch, on_end
         self._fixed = fixed
         self._told = False
         self._training = training
         self._job = job
         self._options = options
-        self._listener = listener
+        self._listener, self._ends = listener, ends
 
     def run(self) -> NoReturn:
         """Tune until the training ends.
@@ -88,7 +93,12 @@ class LiveStudy:
         """
         retunes = 0
         while True:
-            study = self._tune()
+            try:
+                study = self._tune()
+            except TuningInterrupted as end:
+                self._train(replace(end.study.record, winner=end.study.proven))
+                self._on_end(end.study)
+                self._training.wait()
             drift = self._training.wait("drift")["text"]
             retunes += 1
             if retunes > _MOST_RETUNES:
@@ -121,13 +131,18 @@ class LiveStudy:
                 trains=True,
                 fixed=self._fixed,
                 unwanted=unwanted,
+                ends=self._ends,
             )
+        self._on_switch(study, self._train(study))
+        return study
+
+    def _train(self, study: StudyRecord) -> Cost:
+        """Let the training go on under a study's winner; return what its tuning has cost."""
         context = training_context(study, self._options.store)
         strategy = study.winner or Strategy()
         train_under(self._training, strategy, context.classes, context.expected_step_s)
         switched = self._training.wait("switched")
-        self._on_switch(study, Cost(switched["step"], switched["steps"], switched["spent_s"]))
-        return study
+        return Cost(switched["step"], switched["steps"], switched["spent_s"])
 
 
 def failed_choices(store: TraceStore) -> dict[str, set[Value]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -116,6 +116,7 @@ def tune(
     trains: bool = False,
     fixed: Collection[str] = (),
     unwanted: Mapping[str, Collection[Value]] = MappingProxyType({}),
+    ends: Callable[[], bool] = lambda: False,
 ) -> StudyRecord:
     """Tune ``job`` and return its finished study, which may be a reused one.
 
@@ -131,6 +132,7 @@ def tune(
         trains: Whether the training follows, so that tuning must pay off within it.
         fixed: Knobs that the runner cannot change.
         unwanted: Choices of knobs that the runner shall not try.
+        ends: Whether to end as by Ctrl-C; asked before each trial.
 
     Raises:
         ConfigurationError: An option or file is invalid, or ``reuse`` is ``only`` and there is
@@ -138,7 +140,7 @@ def tune(
         DefaultTrialError: The job fails or cannot be measured under the default strategy.
         ShortJobError: The job is too short to be tuned.
         StoreError: The store cannot be used.
-        TuningInterrupted: Ctrl-C was pressed.
+        TuningInterrupted: Ctrl-C was pressed, or ``ends`` said so.
     """
     restrictions = load_restrictions(options.space)
     store = TraceStore(options.store)
@@ -184,7 +186,7 @@ def tune(
             )
         with closing(runner):
             tuning = _Tuning(
-                job, options, restrictions, store, listener, runner, trains, fixed, unwanted
+                job, options, restrictions, store, listener, runner, trains, fixed, unwanted, ends
             )
             return without_excluded(tuning.run(study), excluded)
     except BaseException as end:
@@ -265,8 +267,9 @@ class _Tuning:
         trains: bool,
         fixed: Collection[str],
         unwanted: Mapping[str, Collection[Value]],
+        ends: Callable[[], bool],
     ) -> None:
-        self._fixed, self._unwanted = fixed, unwanted
+        self._fixed, self._unwanted, self._ends = fixed, unwanted, ends
         self._trains = trains
         self._store = store
         self._last_heartbeat = 0.0
@@ -298,6 +301,8 @@ class _Tuning:
             self._after_default(study, default, new=self._describe(study, default))
         while study.conclusion is None:
             stop_if_asked()
+            if self._ends():
+                raise KeyboardInterrupt
             self._listener.on_ask_start(study)
             trial = study.ask()
             if trial is None:

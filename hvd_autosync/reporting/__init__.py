@@ -6,7 +6,7 @@ the training, :func:`explain` explains a study, and :func:`print_plan` prints wh
 
 from __future__ import annotations
 
-from hvd_autosync.reporting.closing import answer_line, closing_lines
+from hvd_autosync.reporting.closing import answer_line, closing_lines, ended_line
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.plan import print_plan
 from hvd_autosync.reporting.progress import progress_listener
@@ -16,6 +16,7 @@ __all__ = [
     "answer_line",
     "catalogue_table",
     "closing_lines",
+    "ended_line",
     "explain",
     "print_plan",
     "progress_listener",

@@ -6,6 +6,7 @@ import shlex
 
 from hvd_autosync.reporting.words import answer_text, first_line
 from hvd_autosync.study.knob_order import with_knob_order
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus
 from hvd_autosync.traces.location import resolve_location
@@ -22,6 +23,17 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
     option = "" if store is None else f" --store {shlex.quote(location.address)}"
     trace = f"trace: hvd-autosync show {study.study_id}{option}"
     return answer_line(study), trace if store is not None else f"{trace} (in {location.name})"
+
+
+def ended_line(study: AskTellStudy) -> str:
+    """Return what a training runs under whose tuning was ended early."""
+    strategy = study.proven
+    what = "no strategy is confirmed yet, so the training runs unchanged"
+    if strategy is not None:
+        space = with_knob_order(study.record, study.history).space or study.space
+        what = f"the training runs with the confirmed strategy {space.describe(strategy)}"
+    ended = sum(trial.result is not None for trial in study.history)
+    return f"tuning was ended after {ended} trial{'s' * (ended != 1)}: {what}"
 
 
 def answer_line(study: StudyRecord) -> str:

@@ -22,6 +22,8 @@ STOPPED_VARIABLE = "HVD_AUTOSYNC_STOPPED"
 #: Files that rank 0 creates beside that one: it has begun to be tuned, its script has ended by
 #: itself.
 BEGUN_NOTE, ENDED_NOTE = "begun", "ended"
+#: File that a notebook creates to end the tuning of such a training, which then goes on.
+END_TUNING_VARIABLE = "HVD_AUTOSYNC_END_TUNING"
 
 
 def set_variables(variables: Mapping[str, str | None]) -> None:

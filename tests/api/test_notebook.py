@@ -27,7 +27,7 @@ QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gl
         ({"np": 2, "allow": ["everything"]}, "invalid value 'everything'"),
         ({"np": 2, "tune_only": True}, "no argument 'tune_only'"),
         ({"np": 2, "recurring": True}, "no argument 'recurring'"),
-        ({"np": 2, "mode": "live"}, "no argument 'mode'"),
+        ({"np": 2, "mode": "auto"}, "invalid value 'auto' for mode"),
         ({"np": 2, "command": ""}, "the command is empty"),
         ({"np": 2, "args": (1,)}, "args and kwargs need a function"),
         ({"np": 2, "hosts": "a:1"}, "slots"),

@@ -25,6 +25,7 @@ from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, Training, TrainingEnded, TrainingLost
+from hvd_autosync.reporting import ended_line
 from hvd_autosync.reporting.live import cost_line
 from hvd_autosync.reporting.words import span_text
 from hvd_autosync.search_space import (
@@ -41,6 +42,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.knobs import CategoricalKnob, Value
 from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.util.variables import JOB_VARIABLE
@@ -114,7 +116,7 @@ class SimulatedTraining:
 
 
 def study_of(
-    simulated: SimulatedTraining, options: Options
+    simulated: SimulatedTraining, options: Options, **given: Any
 ) -> tuple[LiveStudy, list[tuple[StudyRecord, Cost]]]:
     switches: list[tuple[StudyRecord, Cost]] = []
     study = LiveStudy(
@@ -124,6 +126,7 @@ def study_of(
         MagicMock(),
         launch_knobs(reinitializes=False),
         lambda *each: switches.append(each),
+        **given,
     )
     return study, switches
 
@@ -167,6 +170,31 @@ def test_a_training_goes_on_under_what_its_own_steps_have_shown(tmp_path: Path) 
     store = TraceStore(str(tmp_path / "traces.db"))
     checks = [*verify(store, record, store.trials(record.study_id))]
     assert checks and all(each.same for each in checks), "its decisions can be made again"
+
+
+@pytest.mark.parametrize("confirms", [False, True])
+def test_a_tuning_that_is_ended_early_leaves_the_training(tmp_path: Path, confirms: bool) -> None:
+    simulated, ended = SimulatedTraining(), list[AskTellStudy]()
+    store = TraceStore(str(tmp_path / "traces.db"))
+
+    def ends() -> bool:
+        studies = store.studies()
+        if not studies:
+            return False
+        study = AskTellStudy(store, studies[0])
+        return study.proven is not None if confirms else bool(study.history)
+
+    study, switches = study_of(simulated, options(tmp_path), ends=ends, on_end=ended.append)
+    with pytest.raises(TrainingEnded):
+        study.run()
+    (seen,) = ended
+    assert switches == [] and seen.record.status is StudyStatus.RUNNING
+    assert store.interrupted() == {seen.study_id}, "the next run of the job resumes it"
+    last = simulated.received[-1]
+    assert (last["type"], last["strategy"]) == ("train", dict(seen.proven or {}))
+    assert (seen.proven is not None) == confirms
+    what = "the confirmed strategy" if confirms else "no strategy is confirmed yet"
+    assert what in ended_line(seen)
 
 
 def test_trials_that_are_faster_than_the_default_cost_no_time(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""A training beside this process, started by ``hvd_autosync.tune(..., mode="live")``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections import deque
+from datetime import datetime, timezone
+from pathlib import Path
+
+from hvd_autosync.engine.options import Options, options_environment
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.job import Job, job_environment
+from hvd_autosync.traces.location import data_folder
+from hvd_autosync.util.printable import printable
+from hvd_autosync.util.program import run_main
+from hvd_autosync.util.variables import END_TUNING_VARIABLE, JOB_VARIABLE
+
+#: Lines of a job's output that an error shows.
+_LAST_LINES = 8
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class Training:
+    """A training that goes on beside this process, and ends with it, however that ends.
+
+    :func:`hvd_autosync.tune` makes it.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+
+    Attributes:
+        output: File with all that the job prints.
+
+    Raises:
+        ConfigurationError: There is no folder for the output.
+    """
+
+    def __init__(self, job: Job, options: Options) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
+        notes = Path(self._folder.name)
+        self._end_note, self._refusal = notes / "end", notes / "refusal"
+        variables = job_environment() | options_environment(options)
+        variables |= {JOB_VARIABLE: job.to_json(), END_TUNING_VARIABLE: str(self._end_note)}
+        moment = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
+        self.output = data_folder() / "trainings" / f"{moment}.log"
+        try:
+            self.output.parent.mkdir(0o700, parents=True, exist_ok=True)
+            with open(self.output, "xb", opener=_private) as output:
+                self._process = subprocess.Popen(
+                    run_main("hvd_autosync.commands.live_driver", str(self._refusal)),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=variables,
+                    # An interrupt of a notebook's kernel is for the cell.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ConfigurationError(
+                f"the training cannot be started with its output in {self.output}: {error}",
+                hint="Set XDG_DATA_HOME to a folder that you may write to.",
+            ) from None
+
+    @property
+    def status(self) -> int | None:
+        """Exit status as of ``horovodrun``; ``None`` while it trains."""
+        return self._process.poll()
+
+    @property
+    def refusal(self) -> str:
+        """Why it has ended without having been tuned; empty if it has not."""
+        return self._refusal.read_text() if self._refusal.exists() else ""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for the end of the training; an interrupt of the kernel ends only the waiting.
+
+        Args:
+            timeout_s: Longest wait, seconds; ``None``: without an end.
+
+        Returns:
+            :attr:`status`.
+        """
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> int:
+        """End the training, as Ctrl-C at ``horovodrun`` does; return its status."""
+        self._process.terminate()
+        return self._process.wait()
+
+    def end_tuning(self) -> None:
+        """Let the training go on under the best confirmed strategy, once this trial has ended."""
+        self._end_note.touch()
+
+    def last_lines(self) -> str:
+        """The last lines that the job has printed."""
+        with self.output.open(errors="replace") as file:
+            return "\n".join(printable(line.rstrip("\n")) for line in deque(file, _LAST_LINES))
+
+    def __repr__(self) -> str:
+        state = "running" if self.status is None else f"ended with status {self.status}"
+        return f"<Training {state}, output in {self.output}>"
