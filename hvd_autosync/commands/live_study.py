@@ -105,8 +105,8 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
             if line:
                 _say(line)
 
-    def on_end(study: AskTellStudy) -> None:
-        reached.answer = f"{ended_line(study)}; the next run of this job resumes it"
+    def on_end(study: AskTellStudy, earlier: StudyRecord | None) -> None:
+        reached.answer = f"{ended_line(study, earlier)}; the next run of this job resumes it"
         _say(reached.answer)
 
     def ends() -> bool:

@@ -61,7 +61,8 @@ class LiveStudy:
         fixed: Knobs that cannot change in this training.
         on_switch: Called when the training goes on under the winner.
         ends: Whether the tuning is to end, without its training; asked between trials.
-        on_end: Called when the training goes on after such an end.
+        on_end: Called when the training goes on after such an end, with the study and, if it has
+            proven no strategy, the earlier one whose result stays.
     """
 
     def __init__(
@@ -73,11 +74,12 @@ class LiveStudy:
         fixed: Collection[str],
         on_switch: Callable[[StudyRecord, Cost], None],
         ends: Callable[[], bool] = lambda: False,
-        on_end: Callable[[AskTellStudy], None] = lambda study: None,
+        on_end: Callable[[AskTellStudy, StudyRecord | None], None] = lambda study, earlier: None,
     ) -> None:
         self._on_switch, self._on_end = on_switch, on_end
         self._fixed = fixed
         self._told = False
+        self._kept: StudyRecord | None = None
         self._training = training
         self._job = job
         self._options = options
@@ -94,12 +96,18 @@ class LiveStudy:
         retunes = 0
         while True:
             try:
-                study = self._tune()
+                study = self._kept = self._tune()
             except TuningInterrupted as end:
-                self._train(replace(end.study.record, winner=end.study.proven))
-                self._on_end(end.study)
+                self._keep_best(end.study)
                 self._training.wait()
             drift = self._training.wait("drift")["text"]
+            if self._ends():
+                TraceStore(self._options.store).keep_drift(study.study_id, [drift])
+                self._listener.on_notice(
+                    "the training is not tuned again, because its tuning was ended; the next run "
+                    "of this job is"
+                )
+                self._training.wait()
             retunes += 1
             if retunes > _MOST_RETUNES:
                 self._listener.on_notice(
@@ -108,6 +116,13 @@ class LiveStudy:
                 self._training.wait()
             # Only now: the next run of the job would tune again, too.
             TraceStore(self._options.store).keep_drift(study.study_id, [drift])
+
+    def _keep_best(self, study: AskTellStudy) -> None:
+        """Let the training go on under the best that is known, after the end of its tuning."""
+        proven = study.proven
+        earlier = self._kept if proven is None else None
+        self._train(earlier or replace(study.record, winner=proven))
+        self._on_end(study, earlier)
 
     def _tune(self) -> StudyRecord:
         """Tune the training, and let it go on under the winner."""

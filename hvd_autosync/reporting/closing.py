@@ -25,10 +25,17 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
     return answer_line(study), trace if store is not None else f"{trace} (in {location.name})"
 
 
-def ended_line(study: AskTellStudy) -> str:
-    """Return what a training runs under whose tuning was ended early."""
+def ended_line(study: AskTellStudy, earlier: StudyRecord | None = None) -> str:
+    """Return what a training runs under whose tuning was ended early.
+
+    Args:
+        study: The study that was ended.
+        earlier: The study whose result stays, if the ended one has proven nothing.
+    """
     strategy = study.proven
     what = "no strategy is confirmed yet, so the training runs unchanged"
+    if earlier is not None:
+        what = f"the training keeps the result of study {earlier.study_id}"
     if strategy is not None:
         space = with_knob_order(study.record, study.history).space or study.space
         what = f"the training runs with the confirmed strategy {space.describe(strategy)}"

@@ -174,7 +174,7 @@ def test_a_training_goes_on_under_what_its_own_steps_have_shown(tmp_path: Path) 
 
 @pytest.mark.parametrize("confirms", [False, True])
 def test_a_tuning_that_is_ended_early_leaves_the_training(tmp_path: Path, confirms: bool) -> None:
-    simulated, ended = SimulatedTraining(), list[AskTellStudy]()
+    simulated, ended = SimulatedTraining(), list[tuple[AskTellStudy, StudyRecord | None]]()
     store = TraceStore(str(tmp_path / "traces.db"))
 
     def ends() -> bool:
@@ -184,10 +184,13 @@ def test_a_tuning_that_is_ended_early_leaves_the_training(tmp_path: Path, confir
         study = AskTellStudy(store, studies[0])
         return study.proven is not None if confirms else bool(study.history)
 
-    study, switches = study_of(simulated, options(tmp_path), ends=ends, on_end=ended.append)
+    study, switches = study_of(
+        simulated, options(tmp_path), ends=ends, on_end=lambda *each: ended.append(each)
+    )
     with pytest.raises(TrainingEnded):
         study.run()
-    (seen,) = ended
+    ((seen, earlier),) = ended
+    assert earlier is None
     assert switches == [] and seen.record.status is StudyStatus.RUNNING
     assert store.interrupted() == {seen.study_id}, "the next run of the job resumes it"
     last = simulated.received[-1]
@@ -195,6 +198,42 @@ def test_a_tuning_that_is_ended_early_leaves_the_training(tmp_path: Path, confir
     assert (seen.proven is not None) == confirms
     what = "the confirmed strategy" if confirms else "no strategy is confirmed yet"
     assert what in ended_line(seen)
+
+
+def test_a_training_whose_tuning_was_ended_is_not_tuned_again(tmp_path: Path) -> None:
+    simulated = SimulatedTraining(drifts=1)
+    study, switches = study_of(simulated, options(tmp_path), ends=lambda: bool(switches))
+
+    def on_notice(text: str) -> None:
+        if "not tuned again" in text:
+            simulated._say({"type": "end"})  # which it waits for
+
+    study._listener.on_notice.side_effect = on_notice  # type: ignore[attr-defined]
+    with pytest.raises(TrainingEnded):
+        study.run()
+    ((record, _),) = switches
+    last = simulated.received[-1]
+    assert (last["type"], last["strategy"]) == ("train", dict(record.winner or {}))
+    assert record.winner, "so it is another than the default"
+    assert TraceStore(str(tmp_path / "traces.db")).study(record.study_id).drift, "for the next run"
+
+
+def test_the_end_of_a_second_tuning_leaves_the_result_of_the_first(tmp_path: Path) -> None:
+    simulated, ended = SimulatedTraining(drifts=1), list[tuple[AskTellStudy, StudyRecord | None]]()
+    store = TraceStore(str(tmp_path / "traces.db"))
+    study, switches = study_of(
+        simulated,
+        options(tmp_path),
+        ends=lambda: len(store.studies()) > 1,
+        on_end=lambda *each: ended.append(each),
+    )
+    with pytest.raises(TrainingEnded):
+        study.run()
+    (((first, _),), ((second, earlier),)) = switches, ended
+    assert earlier == first and second.study_id != first.study_id
+    trained = [each["strategy"] for each in simulated.received if each["type"] == "train"]
+    assert trained == [dict(first.winner or {})] * 2 and first.winner
+    assert f"keeps the result of study {first.study_id}" in ended_line(second, earlier)
 
 
 def test_trials_that_are_faster_than_the_default_cost_no_time(tmp_path: Path) -> None:
