@@ -10,12 +10,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from hvd_autosync.engine.options import Options, options_environment
+from hvd_autosync.engine.training import REFUSAL_FILE
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job, job_environment
 from hvd_autosync.traces.location import data_folder
 from hvd_autosync.util.printable import printable
 from hvd_autosync.util.program import run_main
-from hvd_autosync.util.variables import END_TUNING_VARIABLE, JOB_VARIABLE
+from hvd_autosync.util.variables import END_TUNING_NOTE, JOB_VARIABLE, STUDY_NOTE, TUNING_ENDED_NOTE
 
 #: Lines of a job's output that an error shows.
 _LAST_LINES = 8
@@ -33,6 +34,7 @@ class Training:
     Args:
         job: The job.
         options: The options of its tuning.
+        known: Id of the earlier study under whose result it trains; empty: it is tuned.
 
     Attributes:
         output: File with all that the job prints.
@@ -41,19 +43,22 @@ class Training:
         ConfigurationError: There is no folder for the output.
     """
 
-    def __init__(self, job: Job, options: Options) -> None:
+    def __init__(self, job: Job, options: Options, known: str = "") -> None:
+        self._known = known
         self._folder = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
-        notes = Path(self._folder.name)
-        self._end_note, self._refusal = notes / "end", notes / "refusal"
         variables = job_environment() | options_environment(options)
-        variables |= {JOB_VARIABLE: job.to_json(), END_TUNING_VARIABLE: str(self._end_note)}
+        variables |= {JOB_VARIABLE: job.to_json()}
         moment = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
         self.output = data_folder() / "trainings" / f"{moment}.log"
         try:
             self.output.parent.mkdir(0o700, parents=True, exist_ok=True)
             with open(self.output, "xb", opener=_private) as output:
                 self._process = subprocess.Popen(
-                    run_main("hvd_autosync.commands.live_driver", str(self._refusal)),
+                    run_main(
+                        "hvd_autosync.commands.live_driver",
+                        self._folder.name,
+                        *(["tuned"] if known else []),
+                    ),
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -75,7 +80,23 @@ class Training:
     @property
     def refusal(self) -> str:
         """Why it has ended without having been tuned; empty if it has not."""
-        return self._refusal.read_text() if self._refusal.exists() else ""
+        return self._note(REFUSAL_FILE)
+
+    @property
+    def study_id(self) -> str:
+        """Id of its study; empty as long as there is none."""
+        return self._known or self._note(STUDY_NOTE)
+
+    @property
+    def tuning_ended(self) -> str:
+        """Why its tuning has ended without a result, while it trains on; empty if it has not."""
+        return self._note(TUNING_ENDED_NOTE)
+
+    def _note(self, name: str) -> str:
+        try:
+            return Path(self._folder.name, name).read_text()
+        except FileNotFoundError:
+            return ""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end of the training; an interrupt of the kernel ends only the waiting.
@@ -98,7 +119,7 @@ class Training:
 
     def end_tuning(self) -> None:
         """Let the training go on under the best confirmed strategy, once this trial has ended."""
-        self._end_note.touch()
+        Path(self._folder.name, END_TUNING_NOTE).touch()
 
     def last_lines(self) -> str:
         """The last lines that the job has printed."""

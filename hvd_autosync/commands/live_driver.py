@@ -26,7 +26,7 @@ from hvd_autosync.util.variables import JOB_VARIABLE
 
 
 def main() -> None:
-    """Train; the argument names the file that takes the reason why a training cannot be tuned so.
+    """Train; the argument is the folder of the notes on the training.
 
     Standard input is a pipe that ends with the notebook's process; nobody writes to it.
     """
@@ -37,16 +37,13 @@ def main() -> None:
     sys.exit(guarded(lambda: _train(Path(sys.argv[1]))))
 
 
-def _train(refusal: Path) -> int:
+def _train(folder: Path) -> int:
     extensions.load()
     job = Job.from_json(os.environ.pop(JOB_VARIABLE))
     options = replace(resolve_options(argparse.Namespace(), os.environ), mode="live")
     if only_trains(job, options):
         return train_live_or_tuned(job, options)
-    ended = train_live(job, options, may_refuse=True)
-    if ended.refusal:
-        refusal.write_text(ended.refusal)
-    return ended.status
+    return train_live(job, options, may_refuse=True, folder=folder).status
 
 
 def _end_with(notebook: int) -> None:

@@ -18,12 +18,19 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvd_autosync.errors import AutosyncError, LiveTuningError
+from hvd_autosync.runtime.live.notes import has_note, leave_note
 from hvd_autosync.util.log import start_log
 from hvd_autosync.util.printable import printable
-from hvd_autosync.util.variables import END_TUNING_VARIABLE, STOPPED_VARIABLE
+from hvd_autosync.util.variables import (
+    END_TUNING_NOTE,
+    STOPPED_VARIABLE,
+    STUDY_NOTE,
+    TUNING_ENDED_NOTE,
+)
 
 if TYPE_CHECKING:
     from hvd_autosync.engine.live import Cost
+    from hvd_autosync.engine.tuning import Listener
     from hvd_autosync.launch.live_runner import Training
     from hvd_autosync.study.study import AskTellStudy
     from hvd_autosync.traces import StudyRecord
@@ -100,6 +107,7 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
     from hvd_autosync.search_space.horovod_settings import launch_knobs
 
     def on_switch(study: StudyRecord, cost: Cost) -> None:
+        leave_note(STUDY_NOTE, study.study_id)  # it may be one that was not begun here
         reached.answer, trace = closing_lines(study, options.store)
         for line in (reached.answer, trace, cost_line(study, cost)):
             if line:
@@ -108,17 +116,34 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
     def on_end(study: AskTellStudy, earlier: StudyRecord | None) -> None:
         reached.answer = f"{ended_line(study, earlier)}; the next run of this job resumes it"
         _say(reached.answer)
+        leave_note(TUNING_ENDED_NOTE, reached.answer)
 
     def ends() -> bool:
-        return bool(marker) and Path(marker).exists()
+        return has_note(END_TUNING_NOTE)
 
-    marker = os.environ.pop(END_TUNING_VARIABLE, "")
     begin = received["begin"]
     reached.begun = True
     with closing(progress_listener()) as listener:
         fixed = launch_knobs(reinitializes=begin["reinitializes"])
         job = live_job(begin)
-        LiveStudy(training, job, options, listener, fixed, on_switch, ends, on_end).run()
+        noted = _Noted(listener)
+        LiveStudy(training, job, options, noted, fixed, on_switch, ends, on_end).run()
+
+
+class _Noted:
+    """Forwards events to a display, and notes which study has begun, for a notebook."""
+
+    def __init__(self, display: Listener) -> None:
+        self._display = display
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        event: Callable[..., None] = getattr(self._display, name)
+        return event
+
+    def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
+        leave_note(STUDY_NOTE, study.study_id)
+        self._display.on_study_start(study, resumed=resumed)
 
 
 def _load(training: Training) -> None:
@@ -170,7 +195,7 @@ def _watch_for_stop() -> Callable[[], bool]:
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, receive)
-    marker = os.environ.pop(STOPPED_VARIABLE, "")
+    marker = os.environ.get(STOPPED_VARIABLE, "")
     return lambda: bool(received) or bool(marker and Path(marker).exists())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_autosync.engine.options import Options, options_environment
@@ -27,13 +28,16 @@ _EARLY = timedelta(minutes=5)
 _RECORD_S = 2.0
 
 
-def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOutcome:
+def train_live(
+    job: Job, options: Options, *, may_refuse: bool = False, folder: Path | None = None
+) -> RunOutcome:
     """Run the training of ``job``, tuned in its own steps; return how it ended.
 
     Args:
         job: The job.
         options: The options of its tuning.
         may_refuse: As for :func:`hvd_autosync.engine.training.run_live_training`.
+        folder: As there.
 
     Raises:
         AutosyncError: The space file or the store is unusable, or the job cannot be launched.
@@ -49,7 +53,7 @@ def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOu
     restarted = False
     while True:
         began = datetime.now(timezone.utc)
-        ended = run_live_training(job, variables, may_refuse=may_refuse)
+        ended = run_live_training(job, variables, may_refuse=may_refuse, folder=folder)
         if not ended.status and not ended.begun:
             _say(
                 "nothing was tuned: rank 0 did not import horovod.torch. Only jobs with PyTorch "

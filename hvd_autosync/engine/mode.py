@@ -15,7 +15,7 @@ from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
 from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
-from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 
 #: It needs process sets from ``hvd.init()`` on. Horovod negotiates in each of them in every cycle,
 #: which delays all operations, also those of a training that ends up without it.
@@ -36,12 +36,12 @@ def why_launched(job: Job, options: Options) -> str | None:
     if options.tune_only or options.reuse == "only":
         return ""
     restrictions = load_restrictions(options.space)
-    reason = _without_store(job, options, restrictions)
+    reason = why_not_live(job, options, restrictions)
     if reason and options.reuse == "never":
         return reason
     with closing(TraceStore(options.store)) as store:
         key = tuning_key(job, options, restrictions)
-        if options.reuse != "never" and _is_tuned(store, key, options):
+        if options.reuse != "never" and _known(store, key, options) is not None:
             return ""
         return reason or _interrupted(store, key)
 
@@ -53,10 +53,20 @@ def is_tuned(job: Job, options: Options) -> bool:
         ConfigurationError: The space file is invalid.
         StoreError: The store cannot be read.
     """
+    return known_study(job, options) is not None
+
+
+def known_study(job: Job, options: Options) -> StudyRecord | None:
+    """Return the earlier study under whose result a job runs; ``None``: it has to be tuned.
+
+    Raises:
+        ConfigurationError: The space file is invalid.
+        StoreError: The store cannot be read.
+    """
     if options.reuse == "never":
-        return False
+        return None
     with closing(TraceStore(options.store)) as store:
-        return _is_tuned(store, tuning_key(job, options, load_restrictions(options.space)), options)
+        return _known(store, tuning_key(job, options, load_restrictions(options.space)), options)
 
 
 def only_trains(job: Job, options: Options) -> bool:
@@ -85,8 +95,14 @@ def check_what_is_read(job: Job, options: Options) -> None:
         TraceStore(options.store).close()
 
 
-def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> str | None:
-    """Return the first reason that is known without the store; ``None``: there is none."""
+def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> str | None:
+    """Return the first reason against live tuning that is known without the store, if any.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        restrictions: Their space file.
+    """
     if reason := not_live(options):
         return reason
     if options.runner == "cold":
@@ -109,13 +125,14 @@ def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> 
     return None
 
 
-def _is_tuned(store: TraceStore, key: str, options: Options) -> bool:
-    """Return whether an earlier study of the job can be used."""
+def _known(store: TraceStore, key: str, options: Options) -> StudyRecord | None:
+    """Return the earlier study of the job that can be used, without abandoned strategies."""
     known = store.find_finished(key)
     if known is None:
-        return False
+        return None
     feasible = without_excluded(known, excluded_strategies(store, key))
-    return not why_again(known, feasible, options)
+    again = why_again(known, feasible, options)
+    return None if again and options.reuse != "only" else feasible
 
 
 def _interrupted(store: TraceStore, key: str) -> str | None:

@@ -32,17 +32,7 @@ from hvd_autosync.study import defaults
 _PREFIX = "HVD_AUTOSYNC_"
 #: Variables with that prefix that are not options: read elsewhere, or set by drivers for workers.
 _READ_ELSEWHERE = ("DISABLE", "EXTENSIONS", "LIVE", "LOG")
-_OF_DRIVERS = (
-    "DRIVER",
-    "END_TUNING",
-    "FILES",
-    "FOLDER",
-    "JOB",
-    "REFUSAL",
-    "STOPPED",
-    "TRIAL",
-    "TRIAL_ID",
-)
+_OF_DRIVERS = ("DRIVER", "FILES", "FOLDER", "JOB", "REFUSAL", "STOPPED", "TRIAL", "TRIAL_ID")
 
 #: Mutually exclusive options that replace "tune, then train".
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")

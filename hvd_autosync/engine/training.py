@@ -46,7 +46,7 @@ from hvd_autosync.util.variables import (
 _FORWARD_AFTER_S = 1.0
 #: Files in a folder of the driver's: why a training cannot be tuned in its own steps, and that it
 #: was stopped from outside.
-_REFUSAL_FILE, _STOPPED_FILE = "refusal", "stopped"
+REFUSAL_FILE, _STOPPED_FILE = "refusal", "stopped"
 #: Interval of the checks for a fallback of the loss guard.
 _POLL_S = 1.0
 #: Delay of a forwarded SIGINT for ``mpirun``, which abandons its processes after a second SIGINT
@@ -183,7 +183,7 @@ def run_training(
 
 
 def run_live_training(
-    job: Job, variables: Mapping[str, str], *, may_refuse: bool = False
+    job: Job, variables: Mapping[str, str], *, may_refuse: bool = False, folder: Path | None = None
 ) -> RunOutcome:
     """Run ``job`` as it is, attached to this terminal, tuned in its own steps.
 
@@ -192,6 +192,8 @@ def run_live_training(
         variables: The options of the tuning, as environment variables.
         may_refuse: Whether the training ends, with its reason, if it cannot be tuned so. Otherwise
             it goes on untuned.
+        folder: Keeps the notes on the training (:mod:`hvd_autosync.util.variables`); ``None``: a
+            temporary one.
 
     Raises:
         AutosyncError: The job cannot be launched.
@@ -200,14 +202,15 @@ def run_live_training(
     environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: json.dumps(job.to_json())}
     environment[FOLDER_VARIABLE] = str(Path.cwd())
     with contextlib.ExitStack() as stack:
-        folder = None
         with contextlib.suppress(OSError):  # without the folder it cannot refuse
-            temporary = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
-            folder = Path(stack.enter_context(temporary))
+            if folder is None:
+                temporary = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
+                folder = Path(stack.enter_context(temporary))
+            (folder / ENDED_NOTE).unlink(missing_ok=True)  # of a start before
         if folder is None:
             status, number = _run(job, Strategy(), environment)
             return RunOutcome(status, stopped=bool(number))
-        refusal, stopped = folder / _REFUSAL_FILE, folder / _STOPPED_FILE
+        refusal, stopped = folder / REFUSAL_FILE, folder / _STOPPED_FILE
         environment[STOPPED_VARIABLE] = str(stopped)
         if may_refuse:
             environment[REFUSAL_VARIABLE] = str(refusal)

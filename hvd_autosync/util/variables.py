@@ -19,11 +19,13 @@ FOLDER_VARIABLE = "HVD_AUTOSYNC_FOLDER"
 REFUSAL_VARIABLE = "HVD_AUTOSYNC_REFUSAL"
 #: File that the flag creates when it is told to stop such a training, as by Ctrl-C.
 STOPPED_VARIABLE = "HVD_AUTOSYNC_STOPPED"
-#: Files that rank 0 creates beside that one: it has begun to be tuned, its script has ended by
-#: itself.
-BEGUN_NOTE, ENDED_NOTE = "begun", "ended"
-#: File that a notebook creates to end the tuning of such a training, which then goes on.
-END_TUNING_VARIABLE = "HVD_AUTOSYNC_END_TUNING"
+#: Files that rank 0 creates beside that one: it has begun to be tuned; its script has ended by
+#: itself; its tuning has ended without a result, with the reason.
+BEGUN_NOTE, ENDED_NOTE, TUNING_ENDED_NOTE = "begun", "ended", "tuning-ended"
+#: File there with the id of the study, which the helper of rank 0 creates.
+STUDY_NOTE = "study"
+#: File that a notebook creates there to end the tuning of such a training, which then goes on.
+END_TUNING_NOTE = "end-tuning"
 
 
 def set_variables(variables: Mapping[str, str | None]) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from hvd_autosync.util.variables import END_TUNING_NOTE, STUDY_NOTE, TUNING_ENDED_NOTE
+
 MAIN = "from hvd_autosync.commands import live_study as it"
 
 
@@ -91,6 +93,24 @@ def test_a_training_that_is_stopped_between_two_trials_is_not_lost(
         words = helper.communicate(timeout=280)[1]
     assert ("the next run of this job resumes it" in words) is stopped
     assert ("the training ended unexpectedly" in words) is not stopped
+
+
+def test_a_notebook_learns_the_study_and_ends_its_tuning(tmp_path: Path) -> None:
+    (tmp_path / END_TUNING_NOTE).touch()
+    stopped = str(tmp_path / "stopped")
+    with start(f"{PATIENT}it.main()", tmp_path, HVD_AUTOSYNC_STOPPED=stopped) as helper:
+        begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
+        assert helper.stdin is not None and helper.stderr is not None
+        helper.stdin.write(json.dumps(begin | {"reinitializes": False}) + "\n")
+        helper.stdin.flush()
+        assert (line := helper.stderr.readline()).startswith("hvd-autosync: study ")
+        assert (tmp_path / STUDY_NOTE).read_text() == line.split()[2].rstrip(":")
+        switched = {"type": "switched", "step": 1, "steps": 1, "spent_s": 0.1}
+        messages = ({"type": "link", "link": None}, switched, {"type": "end"})
+        lines = "".join(f"{json.dumps(each)}\n" for each in messages)
+        words = helper.communicate(lines, timeout=120)[1]
+    noted = (tmp_path / TUNING_ENDED_NOTE).read_text()
+    assert noted in words and noted.startswith("tuning was ended after 0 trials")
 
 
 @pytest.mark.parametrize("how", ["signal", "file", ""])

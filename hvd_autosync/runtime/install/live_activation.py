@@ -21,7 +21,13 @@ from hvd_autosync.search_space.horovod_settings import (
 )
 from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.util.print_line import print_line
-from hvd_autosync.util.variables import BEGUN_NOTE, FOLDER_VARIABLE, LIVE_VARIABLE, REFUSAL_VARIABLE
+from hvd_autosync.util.variables import (
+    BEGUN_NOTE,
+    FOLDER_VARIABLE,
+    LIVE_VARIABLE,
+    REFUSAL_VARIABLE,
+    TUNING_ENDED_NOTE,
+)
 
 
 def activate_live(folder: str) -> None:
@@ -50,6 +56,7 @@ def activate_live(folder: str) -> None:
     if reason:
         if first:
             print_line(f"this training is not tuned: {reason}")
+            leave_note(TUNING_ENDED_NOTE, f"this training is not tuned: {reason}")
         return
     extensions.load()
     record_initialization()

@@ -54,7 +54,7 @@ from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.search_space.trial import TrialSpec, TrialStatus
 from hvd_autosync.util.print_line import print_line
-from hvd_autosync.util.variables import ENDED_NOTE
+from hvd_autosync.util.variables import ENDED_NOTE, TUNING_ENDED_NOTE
 
 #: Aimed seconds between two boundaries at which rank 0 asks for messages, and the most steps.
 _ASK_EVERY_S, _MOST_STEPS = 0.25, 16
@@ -425,6 +425,7 @@ class LiveTuning(JoinHook):
         if rank() == 0:
             what = "live tuning has ended" if self._clock.tuned else "this training is not tuned"
             print_line(f"{what}: {reason}")
+            leave_note(TUNING_ENDED_NOTE, f"{what}: {reason}")
         self._close(reason)
 
     def _close(self, reason: str) -> None:

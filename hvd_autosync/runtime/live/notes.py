@@ -1,6 +1,6 @@
-"""Notes of rank 0 to the flag that has started the training: empty files in a folder of the flag's.
+"""Notes on a live training: small files in a folder of the flag, or notebook, that started it.
 
-The flag reads them once the training has ended. On another host, or without the flag, nobody does.
+On another host, or without such a folder, nobody reads or writes any.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ from pathlib import Path
 from hvd_autosync.util.variables import STOPPED_VARIABLE
 
 
-def leave_note(name: str) -> None:
+def leave_note(name: str, text: str = "") -> None:
     """Leave a note.
 
     Args:
         name: Its name, of :mod:`hvd_autosync.util.variables`.
+        text: What it says.
     """
     if stopped := os.environ.get(STOPPED_VARIABLE):
         with contextlib.suppress(OSError):  # the folder of another host
-            Path(stopped).with_name(name).touch()
+            Path(stopped).with_name(name).write_text(text)
+
+
+def has_note(name: str) -> bool:
+    """Return whether there is a note of this name."""
+    stopped = os.environ.get(STOPPED_VARIABLE)
+    return bool(stopped) and Path(str(stopped)).with_name(name).exists()

@@ -35,6 +35,7 @@ from hvd_autosync.runtime.trial import probe
 from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
+from hvd_autosync.util.variables import STOPPED_VARIABLE, TUNING_ENDED_NOTE
 
 FAST, ODD, BEST, PORTLESS = (Strategy({"buckets": count}) for count in (3, 5, 7, 9))
 
@@ -288,10 +289,15 @@ def test_where_gradients_are_always_begun_tuning_ends(
     assert "before the end" in capsys.readouterr().err
 
 
-def test_a_lost_helper_leaves_the_best_strategy(attached: Attached) -> None:
+def test_a_lost_helper_leaves_the_best_strategy(
+    attached: Attached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STOPPED_VARIABLE, str(tmp_path / "stopped"))
     best = {**trial(ODD), "best": named(FAST)}
     train(attached, Helper(best, LOST), lambda _: [200])
     assert [strategy for _, strategy in attached.by_rank[1]] == [FAST]
+    noted = (tmp_path / TUNING_ENDED_NOTE).read_text()
+    assert noted.startswith("live tuning has ended: the process that tunes has ended"), noted
 
 
 @pytest.mark.parametrize(
