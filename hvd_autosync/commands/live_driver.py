@@ -11,22 +11,21 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from hvd_autosync import extensions
-from hvd_autosync.commands.auto_train import train_live_or_tuned
 from hvd_autosync.commands.flag import guarded
 from hvd_autosync.commands.live_train import train_live
-from hvd_autosync.engine.mode import only_trains
-from hvd_autosync.engine.options import resolve_options
+from hvd_autosync.commands.tune_and_train import tune_and_train
+from hvd_autosync.engine.options import Options, resolve_options, variable_name
 from hvd_autosync.launch.job import Job
 from hvd_autosync.util.log import start_log
 from hvd_autosync.util.variables import JOB_VARIABLE
 
 
 def main() -> None:
-    """Train; the argument is the folder of the notes on the training.
+    """Train; the arguments are the folder of the notes, and ``tuned`` if nothing is to be tried.
 
     Standard input is a pipe that ends with the notebook's process; nobody writes to it.
     """
@@ -34,16 +33,20 @@ def main() -> None:
     notebook = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     threading.Thread(target=_end_with, args=(notebook,), daemon=True).start()
-    sys.exit(guarded(lambda: _train(Path(sys.argv[1]))))
+    sys.exit(guarded(lambda: _train(Path(sys.argv[1]), tuned=sys.argv[2:] == ["tuned"])))
 
 
-def _train(folder: Path) -> int:
+def _train(folder: Path, *, tuned: bool) -> int:
     extensions.load()
     job = Job.from_json(os.environ.pop(JOB_VARIABLE))
-    options = replace(resolve_options(argparse.Namespace(), os.environ), mode="live")
-    if only_trains(job, options):
-        return train_live_or_tuned(job, options)
-    return train_live(job, options, may_refuse=True, folder=folder).status
+    options = resolve_options(argparse.Namespace(), os.environ)
+    # Horovod writes its environment on the command lines of ranks, and the address of the store may
+    # have a password. Those of a training that is tuned get options; such an address is refused.
+    for each in fields(Options):
+        os.environ.pop(variable_name(each.name), None)
+    if tuned:
+        return tune_and_train(job, replace(options, mode="launched", reuse="only"))
+    return train_live(job, replace(options, mode="live"), may_refuse=True, folder=folder).status
 
 
 def _end_with(notebook: int) -> None:

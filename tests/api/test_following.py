@@ -215,7 +215,7 @@ def test_a_result_is_told_once_the_study_can_be_read(tmp_path: Path) -> None:
     )
     follower.until_ended(tuned)  # type: ignore[arg-type]
     assert ("on_trial_end", 0) in events.seen
-    # Where it is never described, as after a default that cannot be measured, it is told at the end.
+    # A study whose default cannot be measured is never described.
     follower, tuned, events = follow(
         tmp_path, *undescribed, end(tuning_ended="live tuning has ended: why")
     )

@@ -6,23 +6,34 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
 
 import hvd_autosync
 from hvd_autosync.api import live_tuning
+from hvd_autosync.api.live_tuning import tune_live
 from hvd_autosync.api.results import Study
+from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.job import Job
+from hvd_autosync.search_space import Host, SearchSpace, Strategy, catalogue_knob
+from hvd_autosync.study.study import AskTellStudy
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyStatus, TrialRecord
 
 ROOT = Path(__file__).parents[2]
 SMALL = "--model vgg --width 4 --depth 2 --size 8 --batch-size 2 --steps 100000"
 COMMAND = [sys.executable, str(ROOT / "examples" / "synthetic_benchmark.py"), *SMALL.split()]
 QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gloo"]}
+JOB = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),))
+SPACE = SearchSpace((catalogue_knob("buckets"),))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +52,89 @@ def test_what_cannot_be_tuned_so_starts_nothing(
     given = {"np": 2, "store": str(tmp_path / "t.db"), **settings}
     with pytest.raises(ConfigurationError, match=said):
         hvd_autosync.tune(COMMAND, **given)
+
+
+class Started:
+    """Trainings that are started are of this class, and end their tuning at once."""
+
+    all: ClassVar[list[Started]] = []
+
+    def __init__(self, job: Job, options: Options, known: str = "") -> None:
+        self.all.append(self)
+        self.job, self.options, self.known = job, options, known
+        self.output, self.status, self.tuning_ended, self.study_id = Path("x"), None, "", known
+        if not known:
+            self.study_id = finished(options, job=job).study_id
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
+    monkeypatch.setattr(live_tuning, "Training", Started)
+    monkeypatch.setattr(Started, "all", [])
+    return Started.all
+
+
+def study_of(options: Options, job: Job) -> AskTellStudy:
+    settings, key = settings_of(options), tuning_key(job, options, {})
+    return AskTellStudy.create(SPACE, store=options.store, settings=settings, job_key=key)
+
+
+def finished(options: Options, job: Job) -> AskTellStudy:
+    study = study_of(options, job)
+    study.finish(Conclusion(Strategy(), "no gain", "enough", 0.1, ()))
+    return study
+
+
+@pytest.mark.parametrize("hosts", ["localhost:2", "192.0.2.1:2"])
+@pytest.mark.parametrize("reuse", ["auto", "only"])
+def test_a_job_that_was_tuned_is_started_under_the_result(
+    tmp_path: Path, started: list[Started], hosts: str, reuse: str
+) -> None:
+    """Also where rank 0 is on another host, which has another store."""
+    name, _, slots = hosts.partition(":")
+    job = replace(JOB, hosts=(Host(name, int(slots)),))
+    options = Options(store=str(tmp_path / "t.db"), reuse=reuse)
+    study = finished(options, job)
+    listener = MagicMock()
+    record, training = tune_live(job, options, listener)
+    assert record.study_id == study.study_id
+    assert [training] == started and started[0].known == study.study_id
+    assert not listener.on_study_start.called
+
+
+def test_a_job_that_was_tuned_is_tuned_again_if_that_is_wanted(
+    tmp_path: Path, started: list[Started]
+) -> None:
+    options = Options(store=str(tmp_path / "t.db"), reuse="never")
+    before = finished(options, JOB)
+    record, _ = tune_live(JOB, options, MagicMock())
+    assert record.study_id != before.study_id and started[0].known == ""
+
+
+def test_interrupted_launched_trials_do_not_prevent_it(
+    tmp_path: Path, started: list[Started]
+) -> None:
+    options = Options(store=str(tmp_path / "t.db"), mode="launched")
+    study = study_of(options, JOB)
+    study.ask()
+    study.store.let_go(study.study_id)
+    tune_live(JOB, options, MagicMock())
+    assert [each.options.mode for each in started] == ["live"]
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "said"),
+    [
+        (replace(JOB, hosts=(Host("192.0.2.1", 2),)), {}, "run on 192.0.2.1, not on this host"),
+        (JOB, {"reuse": "only"}, "no finished study of this job, and reuse is 'only'"),
+    ],
+)
+def test_what_is_known_to_fail_is_not_started(
+    job: Job, given: dict[str, Any], said: str, tmp_path: Path, started: list[Started]
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        tune_live(job, Options(store=str(tmp_path / "t.db"), **given), MagicMock())
+    assert started == []
 
 
 def _children() -> list[psutil.Process]:
