@@ -57,12 +57,22 @@ class Study(AskTellStudy):
 
     :func:`hvd_autosync.tune` and :meth:`load` return a study; :meth:`create` makes one for a
     custom launcher, which calls ``ask()`` and ``tell()``.
-
-    Attributes:
-        training: The training that was started to be tuned in its own steps, if this is its study.
     """
 
-    training: Training | None = None
+    _training: Training | None = None
+
+    @property
+    def training(self) -> Training | None:
+        """The training that this process has started last to be tuned as this study, if any."""
+        from hvd_autosync.api.training import training_of
+
+        if self._training is None:
+            self._training = training_of(self.study_id)
+        return self._training
+
+    @training.setter
+    def training(self, training: Training | None) -> None:
+        self._training = training
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] = "last", store: str | None = None) -> Study:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -13,6 +14,7 @@ from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.training import REFUSAL_FILE
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job, job_environment
+from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.traces.location import data_folder
 from hvd_autosync.util.printable import printable
 from hvd_autosync.util.program import run_main
@@ -20,6 +22,15 @@ from hvd_autosync.util.variables import END_TUNING_NOTE, JOB_VARIABLE, STUDY_NOT
 
 #: Lines of a job's output that an error shows.
 _LAST_LINES = 8
+
+
+#: The trainings of this process that may still run. What is not held any more ends.
+_RUNNING: list[Training] = []
+
+
+def training_of(study_id: str) -> Training | None:
+    """Return the training that this process has started last with this study; ``None``: none."""
+    return next((each for each in reversed(_RUNNING) if each.study_id == study_id), None)
 
 
 def _private(path: str, flags: int) -> int:
@@ -40,19 +51,20 @@ class Training:
         output: File with all that the job prints.
 
     Raises:
-        ConfigurationError: There is no folder for the output.
+        ConfigurationError: There is no folder for the output, or none for notes.
     """
 
     def __init__(self, job: Job, options: Options, known: str = "") -> None:
         self._known = known
-        self._folder = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
         variables = job_environment() | options_environment(options)
         variables |= {JOB_VARIABLE: job.to_json()}
         moment = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
         self.output = data_folder() / "trainings" / f"{moment}.log"
         try:
+            self._folder = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
             self.output.parent.mkdir(0o700, parents=True, exist_ok=True)
-            with open(self.output, "xb", opener=_private) as output:
+            # An interrupt must not lose what was started.
+            with signals_deferred(), open(self.output, "xb", opener=_private) as output:
                 self._process = subprocess.Popen(
                     run_main(
                         "hvd_autosync.commands.live_driver",
@@ -66,16 +78,21 @@ class Training:
                     # An interrupt of a notebook's kernel is for the cell.
                     start_new_session=True,
                 )
+                _RUNNING[:] = [*(each for each in _RUNNING if each.status is None), self]
         except OSError as error:
             raise ConfigurationError(
                 f"the training cannot be started with its output in {self.output}: {error}",
-                hint="Set XDG_DATA_HOME to a folder that you may write to.",
+                hint="Set XDG_DATA_HOME and TMPDIR to folders that you may write to.",
             ) from None
 
     @property
     def status(self) -> int | None:
-        """Exit status as of ``horovodrun``; ``None`` while it trains."""
-        return self._process.poll()
+        """Exit status as of ``horovodrun``, 128 plus the number if a signal ended it.
+
+        ``None`` while it trains.
+        """
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
 
     @property
     def refusal(self) -> str:
@@ -107,22 +124,21 @@ class Training:
         Returns:
             :attr:`status`.
         """
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.status
 
-    def stop(self) -> int:
-        """End the training, as Ctrl-C at ``horovodrun`` does; return its status."""
+    def stop(self) -> int | None:
+        """End the training, as Ctrl-C at ``horovodrun`` does; return :attr:`status`."""
         self._process.terminate()
-        return self._process.wait()
+        return self.wait()
 
     def end_tuning(self) -> None:
         """Let the training go on under the best confirmed strategy, once this trial has ended."""
         Path(self._folder.name, END_TUNING_NOTE).touch()
 
     def last_lines(self) -> str:
-        """The last lines that the job has printed."""
+        """Return the last lines that the job has printed."""
         with self.output.open(errors="replace") as file:
             return "\n".join(printable(line.rstrip("\n")) for line in deque(file, _LAST_LINES))
 

@@ -103,7 +103,8 @@ def test_a_notebook_learns_the_study_and_ends_its_tuning(tmp_path: Path) -> None
         assert helper.stdin is not None and helper.stderr is not None
         helper.stdin.write(json.dumps(begin | {"reinitializes": False}) + "\n")
         helper.stdin.flush()
-        assert (line := helper.stderr.readline()).startswith("hvd-autosync: study ")
+        line = helper.stderr.readline()
+        assert line.startswith("hvd-autosync: study ")
         assert (tmp_path / STUDY_NOTE).read_text() == line.split()[2].rstrip(":")
         switched = {"type": "switched", "step": 1, "steps": 1, "spent_s": 0.1}
         messages = ({"type": "link", "link": None}, switched, {"type": "end"})
