@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hvd_autosync.api.following import Follower
+from hvd_autosync.api.following import RESUME, Follower
 from hvd_autosync.api.training import Training
 from hvd_autosync.engine.mode import check_what_is_read, known_study, why_not_live
 from hvd_autosync.engine.options import Options
@@ -12,14 +12,16 @@ from hvd_autosync.engine.study_options import load_restrictions
 from hvd_autosync.engine.tuning import Listener
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.launch.signals import signals_deferred
+from hvd_autosync.study.study import AskTellStudy
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 
 
 def tune_live(job: Job, options: Options, listener: Listener) -> tuple[StudyRecord, Training]:
     """Start a training, tuned in its own steps; return its study once its tuning has ended.
 
     A job that was tuned before is started under that result, and returned at once. A Stop of the
-    listener, or an interrupt, ends the tuning and not the training.
+    listener, an interrupt and an exception of the listener end the tuning and not the training.
 
     Args:
         job: The job.
@@ -46,16 +48,27 @@ def tune_live(job: Job, options: Options, listener: Listener) -> tuple[StudyReco
             )
             return known, training
         return follower.until_ended(training), training
-    except KeyboardInterrupt:
-        if follower.study is None:
+    except BaseException as error:
+        study = follower.study
+        if study is None:
             training.stop()
             raise
-        training.end_tuning()
-        listener.on_notice("the tuning ends once its running trial has ended; the training goes on")
-        return follower.study.record, training
-    except BaseException:
-        training.stop()
+        with signals_deferred():  # a second interrupt
+            _leave(study, training, listener)
+        if isinstance(error, KeyboardInterrupt):
+            return study.record, training
         raise
+
+
+def _leave(study: AskTellStudy, training: Training, listener: Listener) -> None:
+    """Let a training that is not followed any more go on, and its tuning end."""
+    if training.status is not None or study.record.status is StudyStatus.FINISHED:
+        return
+    training.end_tuning()
+    listener.on_notice(
+        "the tuning ends once its running trial has ended; the training goes on, as "
+        f"hvd_autosync.Study.load({study.study_id!r}).training; {RESUME}"
+    )
 
 
 def _check(job: Job, options: Options) -> None:

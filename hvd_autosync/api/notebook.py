@@ -71,8 +71,8 @@ def tune(
         args: Positional arguments of the function.
         kwargs: Keyword arguments of the function.
         on_trial_end: Called after each trial with the study so far and the trial's record, for
-            TensorBoard, MLflow and the like. An exception in it ends the tuning; the next call
-            resumes it.
+            TensorBoard, MLflow and the like. An exception in it ends the tuning, not a live
+            training; the next call resumes it.
         mode: ``"launched"``: each trial repeats the beginning of the script. ``"live"``: as above.
         settings: The options of ``--autosync`` without that prefix: ``trials``, ``minutes``,
             ``steps``, ``warmup``, ``allow``, ``space``, ``store``, ``reuse``, ``transfer``,

@@ -55,7 +55,7 @@ def test_what_cannot_be_tuned_so_starts_nothing(
 
 
 class Started:
-    """Trainings that are started are of this class, and end their tuning at once."""
+    """Trainings that are started are of this class."""
 
     all: ClassVar[list[Started]] = []
 
@@ -63,8 +63,20 @@ class Started:
         self.all.append(self)
         self.job, self.options, self.known = job, options, known
         self.output, self.status, self.tuning_ended, self.study_id = Path("x"), None, "", known
+        self.did: list[str] = []
         if not known:
-            self.study_id = finished(options, job=job).study_id
+            self.study_id = self.make(options, job).study_id
+
+    @staticmethod
+    def make(options: Options, job: Job) -> AskTellStudy:
+        """Let the tuning end at once."""
+        return finished(options, job)
+
+    def stop(self) -> None:
+        self.did.append("stop")
+
+    def end_tuning(self) -> None:
+        self.did.append("end tuning")
 
 
 @pytest.fixture
@@ -83,6 +95,81 @@ def finished(options: Options, job: Job) -> AskTellStudy:
     study = study_of(options, job)
     study.finish(Conclusion(Strategy(), "no gain", "enough", 0.1, ()))
     return study
+
+
+def running(options: Options, job: Job) -> AskTellStudy:
+    study = study_of(options, job)
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, [0.1] * 12)
+    return study
+
+
+class Pressed(KeyboardInterrupt):
+    """Stop was pressed."""
+
+
+@pytest.mark.parametrize("event", ["on_study_start", "on_trial_start", "on_trial_end"])
+@pytest.mark.parametrize("error", [Pressed(), KeyboardInterrupt(), ValueError("MLflow is down")])
+def test_what_ends_the_tuning_leaves_the_training(
+    event: str,
+    error: BaseException,
+    tmp_path: Path,
+    started: list[Started],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Started, "make", staticmethod(running))
+    listener = MagicMock()
+    getattr(listener, event).side_effect = error
+    options = Options(store=str(tmp_path / "t.db"))
+    if isinstance(error, KeyboardInterrupt):
+        record, training = tune_live(JOB, options, listener)
+        assert (record.study_id, training) == (started[0].study_id, started[0])
+    else:
+        with pytest.raises(ValueError, match="MLflow is down"):
+            tune_live(JOB, options, listener)
+    assert started[0].did == ["end tuning"]
+    said = listener.on_notice.call_args.args[0]
+    assert f"Study.load('{started[0].study_id}').training" in said, "it is not lost"
+    assert "the training goes on" in said and "study.training.stop(), then the same call" in said
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError()])
+def test_before_its_study_a_training_ends_with_the_call(
+    error: BaseException, tmp_path: Path, started: list[Started]
+) -> None:
+    listener = MagicMock()
+    listener.on_notice.side_effect = error
+    with pytest.raises(type(error)):
+        tune_live(JOB, Options(store=str(tmp_path / "t.db")), listener)
+    assert started[0].did == ["stop"]
+
+
+def test_stop_that_comes_with_the_result_ends_nothing(
+    tmp_path: Path, started: list[Started]
+) -> None:
+    """The end of its tuning would keep the training from being tuned after drift."""
+    listener = MagicMock()
+    listener.on_study_end.side_effect = Pressed()
+    record, _ = tune_live(JOB, Options(store=str(tmp_path / "t.db")), listener)
+    assert record.status is StudyStatus.FINISHED and started[0].did == []
+
+
+def test_a_second_interrupt_comes_after_the_tuning_has_ended(
+    tmp_path: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again(training: Started) -> None:
+        signal.raise_signal(signal.SIGINT)
+        training.did.append("end tuning")
+
+    monkeypatch.setattr(Started, "make", staticmethod(running))
+    monkeypatch.setattr(Started, "end_tuning", again)
+    listener = MagicMock()
+    listener.on_trial_end.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        tune_live(JOB, Options(store=str(tmp_path / "t.db")), listener)
+    assert started[0].did == ["end tuning"]
+    assert "the training goes on" in listener.on_notice.call_args.args[0]
 
 
 @pytest.mark.parametrize("hosts", ["localhost:2", "192.0.2.1:2"])
