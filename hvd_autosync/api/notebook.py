@@ -98,7 +98,7 @@ def tune(
     open_standard_streams()  # a daemon may have closed them
     start_driver_log()
     words = _words(command, args, kwargs or {})
-    job, chosen = _job(words, np, hosts, options, settings)
+    job, chosen = _job(words, np, hosts, options, settings, live=mode == "live")
     check_command(job)
     check_hosts(job)
     store = TraceStore(chosen.store)
@@ -172,6 +172,8 @@ def _job(
     hosts: str | None,
     options: Sequence[str],
     settings: Mapping[str, Any],
+    *,
+    live: bool,
 ) -> tuple[Job, Options]:
     """Return the job and the options, as for a ``horovodrun`` line with the same words.
 
@@ -201,12 +203,17 @@ def _job(
         if value is not None:
             setattr(arguments, f"autosync_{name}", as_text(value))
     job, chosen = read_job(arguments, line)
-    for name in (*_INSTEAD, *(["mode"] if chosen.mode == "live" else [])):
+    refused = dict.fromkeys(_INSTEAD, "use horovodrun --autosync")
+    if live:
+        refused["tune_only"] = "give mode='launched': the training follows a live tuning"
+    elif chosen.mode == "live":
+        refused["mode"] = "give mode='live'"
+    for name, instead in refused.items():
         if getattr(chosen, name):
             raise ConfigurationError(
-                f"tune() does not support {name}, which {variable_name(name)} or the configuration "
-                "file sets",
-                hint="Unset it, or use horovodrun --autosync.",
+                f"tune() does not support {name}, which {variable_name(name)} or the "
+                "configuration file sets",
+                hint=f"Unset it, or {instead}.",
             )
     return job, chosen
 

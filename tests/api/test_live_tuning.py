@@ -97,6 +97,24 @@ def finished(options: Options, job: Job) -> AskTellStudy:
     return study
 
 
+@pytest.mark.parametrize("value", ["live", "launched", "auto"])
+def test_the_argument_is_what_counts_as_the_mode(
+    value: str, tmp_path: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_AUTOSYNC_MODE", value)
+    study = hvd_autosync.tune(COMMAND, np=2, mode="live", store=str(tmp_path / "t.db"))
+    assert [study.training] == started and started[0].options.mode == "live"
+
+
+def test_tuning_alone_is_not_live(
+    tmp_path: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_AUTOSYNC_TUNE_ONLY", "1")
+    with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_TUNE_ONLY"):
+        hvd_autosync.tune(COMMAND, np=2, mode="live", store=str(tmp_path / "t.db"))
+    assert started == []
+
+
 def running(options: Options, job: Job) -> AskTellStudy:
     study = study_of(options, job)
     trial = study.ask()
