@@ -11,6 +11,7 @@ from hvd_autosync.api.training import Training
 from hvd_autosync.engine.tuning import Listener
 from hvd_autosync.errors import LiveTuningError
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.reporting.words import RESUME_LIVE
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
@@ -18,8 +19,6 @@ from hvd_autosync.traces.records import timestamp
 
 #: Interval between two looks into the store, seconds.
 _EVERY_S = 0.5
-#: How a tuning is resumed whose training goes on.
-RESUME = "to resume the tuning: study.training.stop(), then the same call"
 
 
 class FollowedStudy(AskTellStudy):
@@ -59,7 +58,7 @@ class Follower:
         self._listener = listener
         self._sleep = sleep
         self._since = timestamp()
-        self._begun_at = 0.0
+        self._began_at = time.monotonic()
 
     def until_ended(self, training: Training) -> StudyRecord:
         """Return the study once its tuning has ended, with a result or without.
@@ -86,6 +85,8 @@ class Follower:
                     raise _failed(training, f"in its tuning, study {study.study_id}")
                 self._listener.on_notice(_unfinished(status, ended))
                 return study.record
+            if study is None:
+                self._listener.on_wait(time.monotonic() - self._began_at)
             self._sleep(_EVERY_S)
 
     def _look(self, study_id: str, *, last: bool) -> FollowedStudy | None:
@@ -133,7 +134,7 @@ class Follower:
             if each.number == len(study.told):
                 study.told.append(replace(each, result=None, told_at=None))
                 if running or each.result is not None:
-                    self._begun_at = time.monotonic()
+                    self._began_at = time.monotonic()
                     self._listener.on_trial_start(study, trial)
             if study.told[each.number].result is not None:
                 continue
@@ -143,14 +144,14 @@ class Follower:
                 if study.conclusion is None:
                     self._listener.on_ask_start(study)
             elif running and study.conclusion is None:
-                progress = TrialProgress("measuring", 0, 0, time.monotonic() - self._begun_at)
+                progress = TrialProgress("measuring", 0, 0, time.monotonic() - self._began_at)
                 self._listener.on_trial_progress(study, trial, progress)
 
 
 def _unfinished(status: int | None, ended: str) -> str:
     """Return what is said of a tuning that has ended without a result."""
     if status is None:
-        return f"{ended}; the training goes on; {RESUME}"
+        return f"{ended}; the training goes on; {RESUME_LIVE}"
     why = f" ({ended})" if ended else ""
     return f"the training has ended before its tuning{why}; the same call resumes that"
 

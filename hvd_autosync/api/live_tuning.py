@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hvd_autosync.api.following import RESUME, Follower
+from hvd_autosync.api.following import Follower
 from hvd_autosync.api.training import Training
 from hvd_autosync.engine.mode import check_what_is_read, known_study, why_not_live
 from hvd_autosync.engine.options import Options
@@ -13,6 +13,7 @@ from hvd_autosync.engine.tuning import Listener
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.signals import signals_deferred
+from hvd_autosync.reporting.words import RESUME_LIVE
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 
@@ -67,7 +68,7 @@ def _leave(study: AskTellStudy, training: Training, listener: Listener) -> None:
     training.end_tuning()
     listener.on_notice(
         "the tuning ends once its running trial has ended; the training goes on, as "
-        f"hvd_autosync.Study.load({study.study_id!r}).training; {RESUME}"
+        f"hvd_autosync.Study.load({study.study_id!r}).training; {RESUME_LIVE}"
     )
 
 

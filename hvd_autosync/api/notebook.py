@@ -111,6 +111,8 @@ def tune(
             else:
                 record = tune_job(job, chosen, listener)
     except StopRequested as stop:
+        if not stop.study_id:  # its training has ended, too
+            raise KeyboardInterrupt from None
         record = store.study(stop.study_id)
     except TuningInterrupted:
         raise KeyboardInterrupt from None

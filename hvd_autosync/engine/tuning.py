@@ -78,6 +78,9 @@ class TuningInterrupted(KeyboardInterrupt):
 class Listener(Protocol):
     """Receives the events of a tuning, in the thread that tunes. Every call must return soon."""
 
+    def on_wait(self, elapsed_s: float) -> None:
+        """A training was started so long ago, and its study has not begun; called repeatedly."""
+
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """A study was created or resumed."""
 

@@ -37,6 +37,9 @@ class PlainProgress:
         self._stream = stream
         self._tuning = TuningProgress()
 
+    def on_wait(self, elapsed_s: float) -> None:
+        """See :class:`hvd_autosync.engine.tuning.Listener`; nothing to print."""
+
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.start(study)

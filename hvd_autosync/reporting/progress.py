@@ -38,6 +38,10 @@ class GuardedProgress:
         self._display: Display | None = display
         self._stream = stream
 
+    def on_wait(self, elapsed_s: float) -> None:
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
+        self._guard(lambda display: display.on_wait(elapsed_s))
+
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_study_start(study, resumed=resumed))

@@ -50,6 +50,9 @@ class TerminalProgress:
         self._drawn_at = -math.inf
         self._phase = ""
 
+    def on_wait(self, elapsed_s: float) -> None:
+        """See :class:`hvd_autosync.engine.tuning.Listener`; nothing to draw."""
+
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.start(study)

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress
-from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
+from hvd_autosync.reporting.words import (
+    RESUME_LIVE,
+    forecast_text,
+    span_text,
+    speedup_text,
+    step_time_text,
+)
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Conclusion, Trial
@@ -39,7 +45,7 @@ class StopRequested(KeyboardInterrupt):
     """The widget's Stop button was pressed; all measurements are in the store.
 
     Args:
-        study_id: Id of the study that was running.
+        study_id: Id of the study that was running; empty: it had not begun.
     """
 
     def __init__(self, study_id: str) -> None:
@@ -61,6 +67,7 @@ class WidgetProgress:
         self._tuning = TuningProgress()
         self._drawn_at = -math.inf
         self._stopped = self._ended = False
+        self._resume = "run the same call again to resume"
         self._title = ""
         self._head = ipywidgets.HTML()
         self._bar = ipywidgets.FloatProgress(
@@ -70,7 +77,7 @@ class WidgetProgress:
             description="Stop",
             icon="stop",
             button_style="warning",
-            tooltip="Stop the tuning. Measurements are kept, and the next call resumes with them. "
+            tooltip="Stop the tuning. Measurements are kept. "
             "Interrupting the kernel does the same.",
         )
         self._stop.on_click(self._pressed)
@@ -90,9 +97,17 @@ class WidgetProgress:
         # instead of the subshell that the page asked for.
         vars(self._stop.comm).pop("_reply_subshell_id", None)
 
+    def on_wait(self, elapsed_s: float) -> None:
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
+        self._activity.value = f"the training starts, {span_text(elapsed_s)}"
+        if self._stopped:
+            raise StopRequested("")
+
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.start(study)
+        if study.settings.mode == "live":
+            self._resume = f"the training goes on; {RESUME_LIVE}"
         self._title = self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
         self._trials.value = trials_html(self._tuning.ended)
         if resumed:
@@ -153,7 +168,7 @@ class WidgetProgress:
             self._bar.bar_style = "warning"
             self._stop.description = "Stopped"
             self._head.value = self._title
-            self._activity.value = "stopped; run the same call again to resume"
+            self._activity.value = f"stopped; {self._resume}"
 
     def _pressed(self, button: ipywidgets.Button) -> None:
         self._stopped = True

@@ -38,7 +38,8 @@ class Events:
         return take
 
     def told(self) -> list[tuple[str, int]]:
-        return [each for each in self.seen if each[0] not in ("on_trial_progress", "on_ask_start")]
+        others = ("on_trial_progress", "on_ask_start", "on_wait")
+        return [each for each in self.seen if each[0] not in others]
 
 
 class Tuned:
@@ -130,6 +131,7 @@ def test_what_happens_in_the_store_is_told_in_order(tmp_path: Path) -> None:
     record = follower.until_ended(tuned)  # type: ignore[arg-type]
     assert record.status is StudyStatus.FINISHED and record.study_id == tuned.study_id
     assert [each for each in events.seen if each[0] != "on_trial_progress"] == [
+        ("on_wait", -1),
         ("on_study_start", -1),
         ("on_ask_start", -1),
         ("on_trial_start", 0),

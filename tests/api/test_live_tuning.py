@@ -23,6 +23,8 @@ from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
+from hvd_autosync.reporting.progress import GuardedProgress
+from hvd_autosync.reporting.widget import StopRequested
 from hvd_autosync.search_space import Host, SearchSpace, Strategy, catalogue_knob
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
@@ -123,12 +125,10 @@ def running(options: Options, job: Job) -> AskTellStudy:
     return study
 
 
-class Pressed(KeyboardInterrupt):
-    """Stop was pressed."""
-
-
 @pytest.mark.parametrize("event", ["on_study_start", "on_trial_start", "on_trial_end"])
-@pytest.mark.parametrize("error", [Pressed(), KeyboardInterrupt(), ValueError("MLflow is down")])
+@pytest.mark.parametrize(
+    "error", [StopRequested("its id"), KeyboardInterrupt(), ValueError("MLflow is down")]
+)
 def test_what_ends_the_tuning_leaves_the_training(
     event: str,
     error: BaseException,
@@ -163,12 +163,25 @@ def test_before_its_study_a_training_ends_with_the_call(
     assert started[0].did == ["stop"]
 
 
+def test_stop_before_a_study_is_an_interrupt(
+    tmp_path: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(*_: object) -> None:
+        raise StopRequested("")
+
+    monkeypatch.setattr(Started, "make", lambda *_: SimpleNamespace(study_id=""))
+    monkeypatch.setattr(GuardedProgress, "on_wait", pressed)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        hvd_autosync.tune(COMMAND, np=2, mode="live", store=str(tmp_path / "t.db"))
+    assert raised.type is KeyboardInterrupt and started[0].did == ["stop"]
+
+
 def test_stop_that_comes_with_the_result_ends_nothing(
     tmp_path: Path, started: list[Started]
 ) -> None:
     """The end of its tuning would keep the training from being tuned after drift."""
     listener = MagicMock()
-    listener.on_study_end.side_effect = Pressed()
+    listener.on_study_end.side_effect = StopRequested("its id")
     record, _ = tune_live(JOB, Options(store=str(tmp_path / "t.db")), listener)
     assert record.status is StudyStatus.FINISHED and started[0].did == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,30 @@ def test_stop_takes_effect_in_every_phase(
     assert raised.value.study_id == author.study_id
     widget.close()
     assert widget._stop.disabled and "again to resume" in widget._activity.value
+
+
+def test_stop_of_a_live_tuning_leaves_the_training(author: Any) -> None:
+    study, widget = author.study, WidgetProgress()
+    study.settings = replace(study.settings, mode="live")
+    widget.on_study_start(study, resumed=False)
+    widget._stop.click()
+    with pytest.raises(StopRequested):
+        widget.on_ask_start(study)
+    widget.close()
+    said = "stopped; the training goes on; to resume the tuning: study.training.stop(), then the "
+    assert widget._activity.value == f"{said}same call"
+
+
+def test_stop_takes_effect_before_a_study_begins() -> None:
+    widget = WidgetProgress()
+    widget.on_wait(3.0)
+    assert widget._activity.value == "the training starts, 3 s"
+    widget._stop.click()
+    with pytest.raises(StopRequested) as raised:
+        widget.on_wait(3.5)
+    assert raised.value.study_id == ""
+    widget.close()
+    assert widget._activity.value == "stopped; run the same call again to resume"
 
 
 def test_measuring_links_is_shown(author: Any) -> None:
