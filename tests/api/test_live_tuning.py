@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ import hvd_autosync
 from hvd_autosync.api import live_tuning
 from hvd_autosync.api.live_tuning import tune_live
 from hvd_autosync.api.results import Study
+from hvd_autosync.api.training import Training
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError
@@ -255,8 +258,28 @@ def test_what_is_known_to_fail_is_not_started(
     assert started == []
 
 
-def _children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """All other processes whose data are in this folder, whatever has become of their parents."""
+    found = []
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            data = each.environ().get("XDG_DATA_HOME")
+            if data == str(folder) and each.pid != os.getpid():
+                found.append(each)
+    return found
+
+
+def wait_for(training: Training, text: str) -> None:
+    """Wait until a training that goes on has printed this."""
+    deadline = time.monotonic() + 300
+    while text not in training.output.read_text():
+        assert time.monotonic() < deadline and training.status is None, training.last_lines()
+        time.sleep(0.1)
+    assert training.status is None
+
+
+def all_end(processes: list[psutil.Process]) -> bool:
+    return psutil.wait_procs(processes, timeout=300)[1] == []
 
 
 @pytest.mark.cluster
@@ -268,6 +291,8 @@ def test_a_training_goes_on_under_what_was_found(
     seen: list[int] = []
 
     def watch(study: Study, trial: TrialRecord) -> None:
+        assert study.space.knobs and study.best is not None, "from the first trial on"
+        assert study.training is not None and study.training.status is None
         seen.append(trial.number)
 
     store = str(tmp_path / "t.db")
@@ -277,41 +302,51 @@ def test_a_training_goes_on_under_what_was_found(
     assert study.record.settings["mode"] == "live"
     training = study.training
     assert training.status is None and training.wait(0.1) is None
-    assert "<Training running" in repr(training)
     assert training.output.stat().st_mode & 0o77 == 0, "it may print secrets"
+    assert len(processes_of(tmp_path)) >= 4, "a driver, a launcher and two ranks"
     assert training.stop() == 143 == training.status
     assert f"study {study.study_id} ended after" in training.output.read_text()
-    assert _children() == []
+    assert all_end(processes_of(tmp_path))
     again = hvd_autosync.tune(COMMAND, np=2, mode="live", store=store, **QUICK)
-    assert again.study_id == study.study_id and again.training is not None
-    assert again.training.status is None, "it trains under what was found before"
+    assert again.study_id == study.study_id and again.training is not training
+    assert again.training is not None and again.training.status is None
+    wait_for(again.training, f"using the result of study {study.study_id}")
     again.training.stop()
-    assert _children() == []
+    assert all_end(processes_of(tmp_path))
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_an_interrupt_ends_the_tuning_and_not_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("interrupt", "tuning was ended after"), ("kill", "the process that tunes has ended")],
+)
+def test_what_ends_a_tuning_leaves_its_training(
+    how: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
-    def interrupt(study: Study, trial: TrialRecord) -> None:
-        signal.raise_signal(signal.SIGINT)
+    def end(study: Study, trial: TrialRecord) -> None:
+        if how == "interrupt":
+            signal.raise_signal(signal.SIGINT)
+        for each in processes_of(tmp_path):
+            with suppress(psutil.Error):
+                if "live_study" in " ".join(each.cmdline()):
+                    each.kill()
 
-    study = hvd_autosync.tune(
-        COMMAND, np=2, mode="live", store=str(tmp_path / "t.db"), on_trial_end=interrupt, **QUICK
-    )
+    # So many that the tuning does not end before it is ended.
+    many = {**QUICK, "trials": 300, "store": str(tmp_path / "t.db")}
+    study = hvd_autosync.tune(COMMAND, np=2, mode="live", on_trial_end=end, **many)
     training = study.training
     assert training is not None and study.record.status is StudyStatus.RUNNING
-    said = "tuning was ended after"
-    deadline = time.monotonic() + 300
-    while said not in training.output.read_text():
-        assert time.monotonic() < deadline and training.status is None, training.last_lines()
-        time.sleep(0.1)
-    assert training.status is None
+    assert "the training goes on" in capsys.readouterr().err
+    wait_for(training, said)
     training.stop()
-    assert _children() == []
+    assert all_end(processes_of(tmp_path))
 
 
 OF_A_KERNEL = """
@@ -332,9 +367,8 @@ def test_a_training_ends_with_its_kernel(tmp_path: Path, monkeypatch: pytest.Mon
     )
     assert kernel.stdout is not None
     assert kernel.stdout.readline() == "TUNED\n"
-    training = psutil.Process(kernel.pid).children(recursive=True)
-    assert len(training) > 2
+    training = [each for each in processes_of(tmp_path) if each.pid != kernel.pid]
+    assert len(training) >= 4
     kernel.kill()
     kernel.communicate()
-    _, alive = psutil.wait_procs(training, timeout=60)
-    assert alive == [], alive
+    assert all_end(training)
