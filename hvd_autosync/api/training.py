@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import tempfile
@@ -57,7 +58,7 @@ class Training:
     def __init__(self, job: Job, options: Options, known: str = "") -> None:
         self._known = known
         variables = job_environment() | options_environment(options)
-        variables |= {JOB_VARIABLE: job.to_json()}
+        variables |= {JOB_VARIABLE: json.dumps(job.to_json())}
         moment = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
         self.output = data_folder() / "trainings" / f"{moment}.log"
         try:

@@ -7,6 +7,7 @@ the training if that process ends.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -38,7 +39,7 @@ def main() -> None:
 
 def _train(folder: Path, *, tuned: bool) -> int:
     extensions.load()
-    job = Job.from_json(os.environ.pop(JOB_VARIABLE))
+    job = Job.from_json(json.loads(os.environ.pop(JOB_VARIABLE)))
     options = resolve_options(argparse.Namespace(), os.environ)
     # Horovod writes its environment on the command lines of ranks, and the address of the store may
     # have a password. Those of a training that is tuned get options; such an address is refused.

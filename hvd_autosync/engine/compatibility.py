@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training_context import known_model
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -14,7 +15,7 @@ from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, 
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.search_space.strategy_file import check_fits, check_model
-from hvd_autosync.study.values import StudySettings
+from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.anonymous import is_anonymous
 from hvd_autosync.util.printable import shell_line
@@ -69,6 +70,32 @@ def _own_value(study: StudyRecord, name: str) -> Value | None:
     if name == "controller":
         return default_controller(horovod_build())
     return catalogue_knob(name).default
+
+
+def why_again(known: StudyRecord, feasible: StudyRecord, options: Options) -> str:
+    """Return the reason to tune a job again; empty if its last study can be reused.
+
+    Args:
+        known: The last study of the job.
+        feasible: The same study without abandoned strategies
+            (:func:`hvd_autosync.study.fallbacks.without_excluded`).
+        options: The options of now.
+    """
+    if known.drift:
+        return known.drift[0]
+    conclusion = Conclusion.of(feasible)
+    if conclusion is not None and known.space and not known.space.is_exact(conclusion.winner):
+        settings = StudySettings.from_json(known.settings)
+        if settings.loss_tolerance > options.loss_tolerance:
+            return (
+                f"its lossy winner was admitted with a loss tolerance of {settings.loss_tolerance}"
+            )
+        if settings.goal != options.goal:
+            return f"its lossy winner was admitted for the goal {settings.goal!r}"
+    found_another = conclusion is not None and conclusion.best is not None
+    if feasible is known or found_another or StudySettings.from_json(known.settings).retune:
+        return ""
+    return "the loss guard ended its winner, and no other strategy was confirmed to be faster"
 
 
 def why_not_resumed(

@@ -7,9 +7,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hvd_autosync import extensions
+from hvd_autosync.engine.compatibility import why_again
 from hvd_autosync.engine.options import Options, not_live
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
-from hvd_autosync.engine.tuning import why_again
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hvd_autosync.engine.cluster import links_of
-from hvd_autosync.engine.compatibility import why_not_in_place, why_not_resumed
+from hvd_autosync.engine.compatibility import why_again, why_not_in_place, why_not_resumed
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError, StoreError, TraceFormatError
@@ -198,32 +198,6 @@ def tune(
         if type(end) is KeyboardInterrupt:  # not StopRequested of the widget
             raise TuningInterrupted(study) from None
         raise
-
-
-def why_again(known: StudyRecord, feasible: StudyRecord, options: Options) -> str:
-    """Return the reason to tune a job again; empty if its last study can be reused.
-
-    Args:
-        known: The last study of the job.
-        feasible: The same study without abandoned strategies
-            (:func:`hvd_autosync.study.fallbacks.without_excluded`).
-        options: The options of now.
-    """
-    if known.drift:
-        return known.drift[0]
-    conclusion = Conclusion.of(feasible)
-    if conclusion is not None and known.space and not known.space.is_exact(conclusion.winner):
-        settings = StudySettings.from_json(known.settings)
-        if settings.loss_tolerance > options.loss_tolerance:
-            return (
-                f"its lossy winner was admitted with a loss tolerance of {settings.loss_tolerance}"
-            )
-        if settings.goal != options.goal:
-            return f"its lossy winner was admitted for the goal {settings.goal!r}"
-    found_another = conclusion is not None and conclusion.best is not None
-    if feasible is known or found_another or StudySettings.from_json(known.settings).retune:
-        return ""
-    return "the loss guard ended its winner, and no other strategy was confirmed to be faster"
 
 
 def _open_study(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def test_ranks_get_no_option_that_they_do_not_need(
     for name, value in given.items():
         monkeypatch.setenv(f"HVD_AUTOSYNC_{name}", value)
     monkeypatch.setenv("HVD_AUTOSYNC_LOG", "error")
-    monkeypatch.setenv(JOB_VARIABLE, JOB.to_json())
+    monkeypatch.setenv(JOB_VARIABLE, json.dumps(JOB.to_json()))
     assert live_driver._train(tmp_path, tuned=tuned) == 7
     ((how, options, environment),) = started
     assert how == options.mode == ("launched" if tuned else "live")

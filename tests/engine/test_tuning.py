@@ -11,9 +11,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from hvd_autosync.engine import tuning
+from hvd_autosync.engine.compatibility import why_again
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
-from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune, why_again
+from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune
 from hvd_autosync.errors import ShortJobError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
