@@ -11,7 +11,6 @@ import typer
 
 from hvd_autosync.commands.common import StoreOption, console, open_store, print_table
 from hvd_autosync.errors import ConfigurationError, StoreError
-from hvd_autosync.traces.files import write_file
 from hvd_autosync.util.printable import shell_line
 
 if TYPE_CHECKING:
@@ -109,6 +108,8 @@ def _list(traces: TraceStore, job: str | None) -> None:
 
 def _export(traces: TraceStore, job: str, path: Path, overwrite: bool) -> None:
     import csv
+
+    from hvd_autosync.traces.files import write_file
 
     text = io.StringIO(newline="")
     writer = csv.writer(text)

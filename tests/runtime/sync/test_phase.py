@@ -23,7 +23,7 @@ _FOLLOWERS = {
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), itertools.product(Phase, Phase), ids=lambda phase: phase.name
+    ("before", "after"), list(itertools.product(Phase, Phase)), ids=lambda phase: phase.name
 )
 def test_a_phase_follows_another_only_as_the_table_says(before: Phase, after: Phase) -> None:
     phase = TrainingPhase()
