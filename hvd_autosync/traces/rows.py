@@ -117,6 +117,8 @@ def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -
     Raises:
         StoreError: No study or several studies match.
     """
+    if not study_id:  # the beginning of every id
+        raise no_study(study_id)
     query = select(STUDIES.c.study_id).order_by(*_NEWEST_FIRST)
     if study_id == "last":
         failed = STUDIES.c.status == StudyStatus.FAILED.value

@@ -186,7 +186,7 @@ def test_an_unknown_study_is_named_with_what_to_do(store: TraceStore, create: Cr
     with pytest.raises(StoreError, match="no study yet"):
         store.study("last")
     create()
-    for unknown in ("nothing", "%", "_" * 12):
+    for unknown in ("", "nothing", "%", "_" * 12):
         with pytest.raises(StoreError, match="traces list") as caught:
             store.study(unknown)
         assert repr(unknown) in caught.value.message
