@@ -99,12 +99,12 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
     try:
         # Of the ranks, of what has started them, and of the launcher.
         most = 6 if controller == "gloo" else 4
-        await_true(lambda: len(trainings()) >= most, 240)
+        await_true(lambda: len(trainings()) >= most, 60)
         time.sleep(1.0)
         (os.killpg if whole_group else os.kill)(process.pid, number)
-        status = process.wait(timeout=120)
+        status = process.wait(timeout=40)
         assert status == (-9 if number == signal.SIGKILL else 128 + number)
-        await_true(lambda: not trainings(), 120)
+        await_true(lambda: not trainings(), 40)
     finally:
         process.kill()
         process.wait()

@@ -182,7 +182,7 @@ class Job:
         """What lies in its folder for temporary files, but for the compiler's cache of torch."""
         return [n for n in os.listdir(self.temporary) if not n.startswith("torchinductor_")]
 
-    def await_nothing(self, limit_s: float = 120.0) -> None:
+    def await_nothing(self, limit_s: float = 30.0) -> None:
         """Wait until nothing of it runs and nothing more than before lies in shared memory.
 
         What lies there belongs to the whole machine: other jobs may come and go meanwhile.

@@ -61,5 +61,5 @@ def test_a_launcher_that_is_stuck_does_not_outlive_its_driver() -> None:
         launcher = psutil.Process(int(driver.stdout.readline()))
         driver.kill()
         assert driver.stdout.read() == b"asked\n"  # and its pipe has ended
-    gone, _ = psutil.wait_procs([launcher], timeout=120)
+    gone, _ = psutil.wait_procs([launcher], timeout=30)
     assert gone

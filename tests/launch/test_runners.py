@@ -52,7 +52,7 @@ def processes_that_mention(word: str) -> list[int]:
 
 
 def await_end_of_all_but(before: set[int]) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 10
     while not set(processes_that_mention(SCRIPT.name)) <= before:
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -217,11 +217,12 @@ def test_what_was_measured_before_the_scripts_end_counts(run: Run) -> None:
     ],
 )
 def test_a_hang_is_ended_at_its_limit(run: Run, at: str, setup_s: float, reason: str) -> None:
+    began = time.monotonic()
     limits = Limits(setup_s=setup_s, silence_s=4)
     result = run("--fault", "hang", "--at", at, "--rank", "1", limits=limits)
     assert result.status is TrialStatus.HUNG
     assert reason in result.reason
-    assert result.total_s < 240, "the script hangs for an hour"
+    assert time.monotonic() - began < 90
 
 
 def test_a_flood_of_output_changes_nothing(run: Run) -> None:

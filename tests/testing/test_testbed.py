@@ -83,7 +83,7 @@ def members(network: str) -> list[int]:
     return found
 
 
-def await_true(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
+def await_true(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
@@ -144,7 +144,7 @@ def test_links_have_the_rate_in_both_directions(bed: Testbed, sender: int) -> No
         assert measured_mbit[-1] < 1.05 * RATE_MBIT
         return measured_mbit[-1] > 0.8 * RATE_MBIT
 
-    await_true(reached, 240)
+    await_true(reached, 60)
 
 
 def rate_mbit(bed: Testbed, sender: int) -> float:
@@ -156,7 +156,7 @@ def rate_mbit(bed: Testbed, sender: int) -> float:
     assert receiver.stdout is not None
     assert receiver.stdout.readline() == "listening\n"
     began = said(bed, sys.executable, "-c", SEND, bed.hosts[1 - sender], str(size), host=sender)
-    ended = receiver.communicate(timeout=120)[0]
+    ended = receiver.communicate(timeout=60)[0]
     return 8e-6 * size / (float(ended) - float(began))
 
 
@@ -166,7 +166,7 @@ def test_each_host_sees_only_its_own_processes_and_shared_memory(bed: Testbed) -
     await_true(lambda: "sleep" in said(bed, "sh", "-c", names, host=1))  # it is env first
     assert "sleep" not in said(bed, "sh", "-c", names)
     sleeper.terminate()
-    assert sleeper.wait(120) == -signal.SIGTERM
+    assert sleeper.wait(5) == -signal.SIGTERM
     said(bed, "touch", "/dev/shm/mine", host=1)
     assert said(bed, "ls", "/dev/shm") == ""
 
@@ -257,9 +257,9 @@ def test_a_host_can_be_slowed(bed: Testbed) -> None:
 
     assert share() == 1
     with bed.slowed(1, 0.25):
-        # Who stops it may get a processor late, too.
-        await_true(lambda: 0 < share() < 0.6)
+        slowed = share()
     assert share() == 1
+    assert 0 < slowed < 0.6
     with pytest.raises(ValueError, match="share"), bed.slowed(1, 1.5):
         pass
 
@@ -274,7 +274,7 @@ def test_nothing_remains_after_the_end() -> None:
         assert outside() == before
         running = bed.popen(["sleep", "1000"])
         ending = time.monotonic()
-    assert time.monotonic() - ending < 240, "it does not wait for the sleeper"
+    assert time.monotonic() - ending < 30
     assert running.returncode == -signal.SIGKILL
     assert not any(members(network) for network in networks)
     assert outside() == before
@@ -313,7 +313,7 @@ def test_nothing_remains_of_a_killed_owner(number: signal.Signals) -> None:
     network = owner.stdout.readline().strip()
     assert len(members(network)) > 1
     owner.send_signal(number)
-    owner.wait(120)
+    owner.wait(30)
     await_true(lambda: not members(network))
     assert outside() == before
 

@@ -83,10 +83,10 @@ def test_news_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
         return STEPS
 
     sender.start(3, news)
-    assert enough.wait(120)
+    assert enough.wait(30)
     (thread,) = [t for t in threading.enumerate() if t.name == "hvd-autosync-sender"]
     sender.stop()
-    thread.join(120)
+    thread.join(30)
     assert not thread.is_alive()
     os.close(writing)
     messages, _ = read(reading)
@@ -103,8 +103,8 @@ def test_a_rank_without_a_driver_ends_itself(start_worker: StartWorker) -> None:
     assert all(map(psutil.pid_exists, pids))
     worker.stderr.close()
     worker.stdout.close()
-    assert worker.wait(timeout=120) == 69
-    deadline = time.monotonic() + 120
+    assert worker.wait(timeout=30) == 69
+    deadline = time.monotonic() + 10
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(psutil.pid_exists, pids))
