@@ -35,7 +35,8 @@ class ClassPlan:
         codec: ``none`` or the name of a codec.
         ratio: Share of the elements that the codec ``topk`` sends.
         rank: Rank of the codec ``powersgd``.
-        lossless: Whether ``allreduce`` and ``hierarchical`` send lossless codes, without a codec.
+        lossless: Whether ``allreduce`` and ``hierarchical``, without a codec, and ``factors`` send
+            lossless codes.
     """
 
     exchange: str = "allreduce"

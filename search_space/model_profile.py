@@ -38,6 +38,8 @@ class ParameterProfile(Record):
             parameter without rows.
         factor_bytes: For the weight of a linear layer whose gradient is the product of the layer's
             inputs and output gradients: bytes of these in a step on rank 0; else 0.
+        coded_factors_share: Share of these bytes that their lossless code has; 1 if they do not
+            repeat.
         coded_share: Share of the gradient's bytes that its lossless code has on rank 0; 1 if its
             bits do not repeat.
         summed_share: The same, for the sum of several ranks.
@@ -53,6 +55,7 @@ class ParameterProfile(Record):
     ready_s: OrNan = math.nan
     touched_rows: Real = 1.0
     factor_bytes: int = field(default=0, metadata=LEFT_OUT)
+    coded_factors_share: Real = field(default=1.0, metadata=LEFT_OUT)
     coded_share: Real = field(default=1.0, metadata=LEFT_OUT)
     summed_share: Real = field(default=1.0, metadata=LEFT_OUT)
     coding_s: Real = field(default=0.0, metadata=LEFT_OUT)

@@ -17,9 +17,9 @@ _MOST_SHARE = 0.9
 def repeating_classes(
     gradients: Iterable[ParameterProfile], classes: Classes, ranks: int
 ) -> set[str]:
-    """Return the classes whose lossless codes would have clearly fewer bytes.
+    """Return the classes whose gradients or factors have lossless codes of clearly fewer bytes.
 
-    Two ranks send codes of gradients only; more ranks also send codes of sums, which have as many
+    Of gradients two ranks send codes only; more ranks also send codes of sums, which have as many
     bytes before coding.
 
     Args:
@@ -28,13 +28,20 @@ def repeating_classes(
         ranks: Number of ranks.
     """
     size, coded = Counter[str](), Counter[str]()
+    factors, coded_factors = Counter[str](), Counter[str]()
     for p in gradients:
         share = p.coded_share if ranks == 2 else (p.coded_share + p.summed_share) / 2
         own = class_of(p.name, classes)
         size[own] += p.size_bytes
         coded[own] += round(share * p.size_bytes)
+        factors[own] += p.factor_bytes
+        coded_factors[own] += round(p.coded_factors_share * p.factor_bytes)
     return {
         name
         for name, size_bytes in size.items()
-        if size_bytes >= _LEAST_BYTES and coded[name] <= _MOST_SHARE * size_bytes
+        if size_bytes >= _LEAST_BYTES
+        and (
+            coded[name] <= _MOST_SHARE * size_bytes
+            or coded_factors[name] <= _MOST_SHARE * factors[name] > 0
+        )
     }

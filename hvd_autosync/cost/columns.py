@@ -123,8 +123,8 @@ class Columns:
         """Return whether one class's gradients travel as lossless codes, shape ``(c,)``."""
         asked = self.words(class_knob(parameter_class, "lossless")) == "True"
         uncoded = self.words(class_knob(parameter_class, "codec")) == "none"
-        summed = np.isin(self.exchanges(parameter_class), ("allreduce", "hierarchical"))
-        found: BoolArray = asked & uncoded & summed
+        known = ("allreduce", "hierarchical", "factors")
+        found: BoolArray = asked & uncoded & np.isin(self.exchanges(parameter_class), known)
         return found
 
     def _column(self, knob: str) -> npt.NDArray[Any]:

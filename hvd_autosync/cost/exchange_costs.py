@@ -36,6 +36,9 @@ _ROWS_PASSES = 1.5
 #: Passes of one rank's product with its comparison or addition, and for each row of its factors:
 #: measured on matrices of 1 to 8 MB and 8 to 128 rows, on one thread.
 _FACTORS_PASSES, _FACTORS_ROW_PASSES = 1.4, 0.02
+#: Passes over the factors of a rank, each time that they are encoded or decoded: measured on
+#: messages of 100 KB, on one thread.
+_FACTORS_CODING_PASSES = 16.0
 #: The passes of lossless codes where the job's own were not timed, measured on gradients of 0.6 to
 #: 6 MB of four models: 0.9 to 2 ns per byte (``benchmarks/lossless.py``).
 _LOSSLESS_PASSES = 5.0
@@ -107,11 +110,12 @@ def exchange_costs(
     for each, count in _OPERATIONS.items():
         operations = np.where(exchange == each, count, operations)
     # Where no bits repeat, gradients soon travel by plain allreduces.
-    lossless = columns.lossless(name) & (gradients.coded[own][:, None] < 1)
+    asked = columns.lossless(name)
+    lossless = asked & (gradients.coded[own][:, None] < 1)
     coded, summed = gradients.coded[own][:, None], gradients.summed[own][:, None]
     of_two = resources.world_size == 2
     coded_share = coded if of_two else _parts_share(resources, coded, summed)
-    flat = lossless & (exchange == "allreduce")
+    flat = lossless & np.isin(exchange, ("allreduce", "factors"))
     wire_s = np.where(flat, wire_s * coded_share, wire_s)
     operations = np.where(lossless, operations + _LOSSLESS_OPERATIONS - 1, operations)
     coding_s, all_bytes = gradients.coding_s[own][:, None], np.maximum(size, 1)
@@ -155,11 +159,17 @@ def exchange_costs(
         operations = np.where(by_rows, _OPERATIONS["rows"], operations)
         alone = np.where(by_rows, 0.0, alone)
     by_factors = travels_by_factors(name, gradients, own, columns, resources)
-    gathered = resources.world_size * gradients.factor_bytes[own][:, None] / 2
+    codes = asked & (gradients.coded_factors[own][:, None] < 1)
+    factor_bytes = gradients.factor_bytes[own][:, None]
+    sent = np.where(codes, gradients.coded_factors[own][:, None], 1.0) * factor_bytes
+    gathered = resources.world_size * sent / 2
     wire_s = np.where(by_factors, gathered / overall.bandwidth_bytes_per_s, wire_s)
     sides = gradients.rows_of_matrix[own] + gradients.columns_of_matrix[own]
     batch = gradients.factor_bytes[own] / (gradients.item_bytes[own] * sides)
     products = resources.world_size * (_FACTORS_PASSES + _FACTORS_ROW_PASSES * batch[:, None])
+    # A rank makes one code of its factors, and decodes those of all.
+    coding = np.where(codes, _FACTORS_CODING_PASSES * (1 + resources.world_size), 0.0)
+    products = products + coding * factor_bytes / all_bytes
     passes = np.where(by_factors, products, passes)
     operations = np.where(by_factors, _OPERATIONS["factors"], operations)
     return ExchangeCosts(wire_s, operations, alone, passes)

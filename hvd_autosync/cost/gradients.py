@@ -28,7 +28,8 @@ class Gradients:
         columns_of_matrix: Columns of that matrix.
         item_bytes: Bytes of an element.
         factor_bytes: Bytes of one rank's factors in a step; 0 if it is no product of factors.
-        coded: Share of the bytes that a lossless code has.
+        coded_factors: Share of these bytes that a lossless code has.
+        coded: Share of the gradient's bytes that a lossless code has.
         summed: The same, for a sum of several ranks.
         coding_s: Seconds to make such a code and to decode it; 0 if unknown.
     """
@@ -44,6 +45,7 @@ class Gradients:
     columns_of_matrix: FloatArray
     item_bytes: FloatArray
     factor_bytes: FloatArray
+    coded_factors: FloatArray
     coded: FloatArray
     summed: FloatArray
     coding_s: FloatArray
@@ -75,6 +77,7 @@ class Gradients:
             columns_of_matrix=column([matrix_shape(p.shape)[1] for p in arrived]),
             item_bytes=column([p.size_bytes / max(p.elements, 1) for p in arrived]),
             factor_bytes=column([p.factor_bytes for p in arrived]),
+            coded_factors=column([p.coded_factors_share for p in arrived]),
             coded=column([p.coded_share for p in arrived]),
             summed=column([p.summed_share for p in arrived]),
             coding_s=column([p.coding_s for p in arrived]),

@@ -290,6 +290,29 @@ def test_lossless_codes_save_what_repeats(model: ModelProfile, slow_network: Res
     assert plain - coded == pytest.approx(0.15 * matrix / 12.5e6 - coding_s / 2, abs=0.02)
 
 
+def test_coded_factors_save_what_repeats(model: ModelProfile, slow_network: Resources) -> None:
+    table, matrix, *small = model.parameters
+    two = replace(
+        slow_network,
+        hosts=(Host("a", 1), Host("b", 1)),
+        links=Links(Link(2, 1e-3, 12.5e6), None, Link(2, 1e-3, 12.5e6)),
+    )
+    strategies: list[dict[str, Value]] = [
+        {"large_exchange": "factors"},
+        {"large_exchange": "factors", "large_lossless": True},
+    ]
+
+    def saved_s(share: float) -> float:
+        factors = replace(matrix, factor_bytes=1_000_000, coded_factors_share=share)
+        cost = CostModel(replace(model, parameters=(table, factors, *small)), two)
+        plain, coded = cost.predict(strategies)
+        return float(plain - coded)
+
+    coding_s = 3 * 16 * 1_000_000 * 2.5e-10
+    assert saved_s(0.5) == pytest.approx(0.5 * 1_000_000 / 12.5e6 - coding_s, rel=0.02)
+    assert saved_s(1.0) == 0
+
+
 def test_coding_takes_what_it_took_in_the_job(model: ModelProfile, slow_network: Resources) -> None:
     table, matrix, *small = _repeating(model, 0.35, 0.85).parameters
     for chosen, share in (("allreduce", 1.0), ("hierarchical", 0.5)):

@@ -195,6 +195,19 @@ def test_lossless_codes_are_offered_where_bits_repeat(one_host: Resources) -> No
     assert "large_lossless" not in space.complete({"large_exchange": "sharded"})
 
 
+def test_lossless_codes_are_offered_where_factors_repeat(one_host: Resources) -> None:
+    two = replace(one_host, hosts=(Host("a", 2),))
+    layer = ParameterProfile("l", (1024, 256), "float32", False, 1, factor_bytes=100_000)
+
+    def space_of(share: float) -> SearchSpace:
+        return build_space(ModelProfile((replace(layer, coded_factors_share=share),)), two)
+
+    space = space_of(0.5)
+    chosen = {"large_exchange": "factors", "large_lossless": True}
+    assert space["large_lossless"].exact and chosen.items() <= space.complete(chosen).items()
+    assert "large_lossless" not in names(space_of(0.91))
+
+
 def test_bert_on_two_levels_has_at_most_twenty_dimensions(one_host: Resources) -> None:
     shapes = [("token", (30_000, 256)), ("position", (512, 256))]
     for layer in range(12):

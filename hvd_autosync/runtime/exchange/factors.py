@@ -10,6 +10,8 @@ the order of ranks. So the sum differs from a ring's by the order of addition, a
 same bits. Before it sends, a rank compares the whole product with its gradient; where they differ
 (a shared or penalized weight, a hook of the script's, a gradient that was not zeroed) all ranks
 send whole gradients in that step, and after some such steps in all.
+
+Behind a ReLU half of the factors are zeros, so messages can travel as lossless codes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
+from hvd_autosync.runtime.exchange.lossless import HEADER_BYTES, Header, decode, encode, header_of
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
+from hvd_autosync.runtime.measure.repeated_bits import AS_IS, Form
 from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, is_product, product
 
 #: Steps whose gradient was not the product, after which factors are given up.
@@ -35,6 +39,11 @@ _MOST_REFUSALS = 3
 _CHECK_EVERY = 64
 #: Each part of a message begins at a multiple of this, bytes: the vector length of processors.
 _ALIGNMENT = 64
+#: Different lengths that the code of a message has, up to that of the message. Lengths repeat then,
+#: and Horovod need not negotiate them again.
+_LENGTHS = 64
+#: Steps after which a rank looks again what its codes can leave out; it takes longer than coding.
+_LOOK_EVERY = 16
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -128,6 +137,7 @@ class FactorsBucket(Bucket):
         scaling: Factors of the reduction.
         rank: This rank.
         size: Number of ranks.
+        lossless: Whether messages travel as lossless codes, in steps in which these are shorter.
     """
 
     needs_all = True
@@ -140,6 +150,8 @@ class FactorsBucket(Bucket):
         scaling: Scaling,
         rank: int,
         size: int,
+        *,
+        lossless: bool = False,
     ) -> None:
         super().__init__(name, parameters)
         self._layer: LinearLayer | None = layer
@@ -151,6 +163,9 @@ class FactorsBucket(Bucket):
         ]
         self._refusals = 0
         self._backoff = Backoff()
+        #: Of this rank's own codes; each says itself whether it is one.
+        self._coding = Backoff() if lossless else None
+        self._form: Form | None = None
         self._steps = 0
         #: Whether all ranks' weights were equal at the first checksum.
         self._equal: bool | None = None
@@ -160,7 +175,11 @@ class FactorsBucket(Bucket):
             yield from self.send_plainly()
             return
         own = self._own_message(self._layer)
-        encoded = yield gather(own, f"{self.name}.factors")
+        if self._coding is None:
+            encoded = yield gather(own, f"{self.name}.factors")
+        else:
+            codes = yield gather(self._coded(own, self._coding), f"{self.name}.codes")
+            encoded = decode_messages(codes).to(own.device)
         messages = Message.decode_all(encoded, self.parameters[0].shape)
         self._layer.clear()
         self._compare_weights([message.checksum for message in messages])
@@ -190,6 +209,16 @@ class FactorsBucket(Bucket):
         if status is Status.SENT:
             return encoded
         return replace(message, status=status, passes=()).encode(weight.device)
+
+    def _coded(self, message: torch.Tensor, backoff: Backoff) -> torch.Tensor:
+        if backoff.skips():
+            return encode_message(message, AS_IS)
+        code = encode_message(message, self._form if self._steps % _LOOK_EVERY else None)
+        form = header_of(code).form
+        shorter = form != AS_IS
+        self._form = form if shorter else None
+        backoff.tried(paid=shorter)
+        return code
 
     def _unusable(self, message: Message) -> Status | None:
         """Return why factors are not even multiplied, if there is a reason."""
@@ -277,6 +306,42 @@ class FactorsBucket(Bucket):
                 "libraries multiply differently"
             )
         self._equal = equal
+
+
+def encode_message(message: torch.Tensor, form: Form | None = None) -> torch.Tensor:
+    """Return a lossless code of an encoded message, on the host, shape ``(bytes,)``, padded.
+
+    Args:
+        message: As :meth:`Message.encode` returns it.
+        form: As of :func:`~hvd_autosync.runtime.exchange.lossless.encode`; the code has the bits
+            as they are where it would be longer.
+    """
+    numbers = message.view(torch.float32)
+    code = encode(numbers, form)
+    if len(code) > HEADER_BYTES + len(message):
+        code = encode(numbers, AS_IS)
+    padded = torch.zeros(_padded_bytes(header_of(code)), dtype=torch.uint8, device="cpu")
+    padded[: len(code)] = code
+    return padded
+
+
+def decode_messages(codes: torch.Tensor) -> torch.Tensor:
+    """Return the messages whose codes lie one behind the other, one behind the other, on the host.
+
+    They are copied, so that their parts are aligned on all ranks alike.
+    """
+    messages, begin = [], 0
+    while begin < len(codes):
+        code = codes[begin:]
+        messages.append(decode(code).view(torch.uint8))
+        begin += _padded_bytes(header_of(code))
+    return torch.cat(messages)
+
+
+def _padded_bytes(header: Header) -> int:
+    whole = 4 * header.elements
+    step = _aligned(whole // _LENGTHS)
+    return min(-(-header.code_bytes // step) * step, _aligned(HEADER_BYTES + whole))
 
 
 def pays(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:

@@ -105,7 +105,10 @@ class Planning:
     def _of_layer(self, layer: LinearLayer) -> Bucket:
         parameters = [p for p in (layer.weight, layer.bias) if p is not None]
         name = self._name(parameters[0])
-        return FactorsBucket(name, layer, parameters, self._scaling, rank(), size())
+        lossless = self._plan.of(self._names[parameters[0]][1]).lossless
+        return FactorsBucket(
+            name, layer, parameters, self._scaling, rank(), size(), lossless=lossless
+        )
 
     def _of_lane(
         self, plan: ClassPlan, members: list[torch.nn.Parameter], total: int

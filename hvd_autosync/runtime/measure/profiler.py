@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hvd_autosync.runtime.measure.repeated_bits import coded_share
+from hvd_autosync.runtime.measure.repeated_bits import FactorBytes, coded_share
 from hvd_autosync.runtime.measure.touched import touched_rows
 from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
 
@@ -138,12 +138,12 @@ class Profiler:
         return [parameter for _, parameter in self._parameters]
 
     def finish(
-        self, factor_bytes: Mapping[torch.nn.Parameter, int] = MappingProxyType({})
+        self, factors: Mapping[torch.nn.Parameter, FactorBytes] = MappingProxyType({})
     ) -> ModelProfile:
         """Remove every hook; returns the profile.
 
         Args:
-            factor_bytes: Of weights of linear layers, bytes of their factors in a step.
+            factors: Of weights of linear layers, bytes of their factors in a step.
         """
         for hook in self._hooks:
             hook.remove()
@@ -152,14 +152,14 @@ class Profiler:
         seconds = self._clock.seconds
         passes = [(step.begin, *step.backward) for step in self._steps if step.backward]
         return ModelProfile(
-            parameters=self._parameter_profiles(factor_bytes),
+            parameters=self._parameter_profiles(factors),
             forward_s=_median([seconds(begin, start) for begin, start, _ in passes]),
             backward_s=_median([seconds(start, end) for _, start, end in passes]),
             wrapped=self._wrapped,
         )
 
     def _parameter_profiles(
-        self, factor_bytes: Mapping[torch.nn.Parameter, int]
+        self, factors: Mapping[torch.nn.Parameter, FactorBytes]
     ) -> tuple[ParameterProfile, ...]:
         arrivals: dict[int, list[tuple[int, Any, Any]]] = {}
         for step in self._steps:
@@ -167,6 +167,7 @@ class Profiler:
                 arrivals.setdefault(index, []).append(arrival)
         positions = {index: median(a[0] for a in seen) for index, seen in arrivals.items()}
         order = {index: i for i, index in enumerate(sorted(positions, key=positions.__getitem__))}
+        none = FactorBytes()
         return tuple(
             ParameterProfile(
                 name=name,
@@ -178,7 +179,8 @@ class Profiler:
                     [self._clock.seconds(start, end) for _, start, end in arrivals.get(index, [])]
                 ),
                 touched_rows=self._touched.get(index, 1.0),
-                factor_bytes=factor_bytes.get(parameter, 0),
+                factor_bytes=factors.get(parameter, none).whole,
+                coded_factors_share=factors.get(parameter, none).coded_share,
                 coded_share=self._coded.get(index, (1.0, 1.0))[0],
                 summed_share=self._coded.get(index, (1.0, 1.0))[1],
                 coding_s=self._coding_s.get(index, 0.0),

@@ -50,6 +50,27 @@ class Form:
 AS_IS = Form()
 
 
+@dataclass(frozen=True)
+class FactorBytes:
+    """Bytes of a layer's factors.
+
+    Attributes:
+        whole: Their bytes.
+        coded: Expected bytes of their codes.
+    """
+
+    whole: int = 0
+    coded: float = 0.0
+
+    def __add__(self, other: FactorBytes) -> FactorBytes:
+        return FactorBytes(self.whole + other.whole, self.coded + other.coded)
+
+    @property
+    def coded_share(self) -> float:
+        """Share of the bytes that codes have; 1 without any."""
+        return self.coded / self.whole if self.whole else 1.0
+
+
 def find_form(bits: Bits) -> tuple[Form, float]:
     """Return the form with the fewest bytes, and its expected share of the bytes.
 
@@ -85,6 +106,17 @@ def coded_share(gradient: torch.Tensor) -> tuple[float, float]:
         return 1.0, 1.0
     chosen = sample_of(gradient)
     return find_form(bits_of(chosen))[1], find_form(bits_of(chosen / 3))[1]
+
+
+def coded_bytes(tensor: torch.Tensor) -> float:
+    """Return the expected bytes of a code of a tensor's memory, four bytes a number of float32.
+
+    Args:
+        tensor: Dense, of any type and shape.
+    """
+    own = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+    numbers = own[: len(own) // 4 * 4].view(torch.float32)
+    return len(own) * find_form(bits_of(sample_of(numbers)))[1]
 
 
 def sample_of(tensor: torch.Tensor, size: int = _SAMPLE, blocks: int = _BLOCKS) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from hvd_autosync.runtime.measure.repeated_bits import FactorBytes, coded_bytes
 from hvd_autosync.runtime.patches.linear import (
     LinearLayer,
     LinearPass,
@@ -26,29 +27,30 @@ class FactorMeter:
         parameters: Of the script's optimizers; matrices among them are watched.
 
     Attributes:
-        factor_bytes: Once it has ended, bytes of each weight that had no other gradients.
+        factors: Once it has ended, those of each weight that had no other gradients.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._layers = watch_linear(p for p in parameters if p.requires_grad)
-        self._bytes: dict[torch.nn.Parameter, int] = {}
+        #: ``None``: of a weight that had other gradients, too.
+        self._bytes: dict[torch.nn.Parameter, FactorBytes | None] = {}
         self._finite = True
-        self.factor_bytes: dict[torch.nn.Parameter, int] = {}
+        self.factors: dict[torch.nn.Parameter, FactorBytes] = {}
         self._hooks = [p.register_hook(self._hook(p, each)) for p, each in self._layers.items()]
 
     def _hook(
         self, weight: torch.nn.Parameter, layer: LinearLayer
     ) -> Callable[[torch.Tensor], None]:
         def arriving(gradient: torch.Tensor) -> None:
-            passes, so_far = list(layer.passes), self._bytes.get(weight, 0)
+            passes, so_far = list(layer.passes), self._bytes.get(weight, FactorBytes())
             layer.clear()
             if gradient.is_sparse:
-                self._bytes[weight] = -1
+                self._bytes[weight] = None
             elif not bool(gradient.isfinite().all()):
                 self._finite = False  # as in the first steps of a gradient scaler
-            elif so_far >= 0:
+            elif so_far is not None:
                 fine = _is_product(passes, gradient)
-                self._bytes[weight] = so_far + sum(map(_factor_bytes, passes)) if fine else -1
+                self._bytes[weight] = sum(map(_factor_bytes, passes), so_far) if fine else None
 
         return arriving
 
@@ -64,11 +66,13 @@ class FactorMeter:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._layers = [], {}
-        self.factor_bytes = {weight: count for weight, count in self._bytes.items() if count > 0}
+        self.factors = {weight: each for weight, each in self._bytes.items() if each and each.whole}
 
 
-def _factor_bytes(each: LinearPass) -> int:
-    return sum(t.numel() * t.element_size() for t in (each.inputs, each.output_gradients))
+def _factor_bytes(each: LinearPass) -> FactorBytes:
+    tensors = (each.inputs, each.output_gradients)
+    whole = sum(t.numel() * t.element_size() for t in tensors)
+    return FactorBytes(whole, sum(map(coded_bytes, tensors)))
 
 
 @torch.no_grad()

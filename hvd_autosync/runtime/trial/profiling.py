@@ -64,8 +64,8 @@ class Profiling:
             return None
         self._factor_meter.close()
         # Where ranks multiply differently, products of factors would make replicas differ.
-        factor_bytes = self._factor_meter.factor_bytes if self._alike else {}
-        profile = self.profiler.finish(factor_bytes)
+        factors = self._factor_meter.factors if self._alike else {}
+        profile = self.profiler.finish(factors)
         self.profiler = self._factor_meter = None
         return profile
 

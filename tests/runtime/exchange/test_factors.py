@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
@@ -11,8 +13,17 @@ from torch import nn
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.exchange.exchanges import Scaling
-from hvd_autosync.runtime.exchange.factors import FactorsBucket, agree_linear
-from hvd_autosync.runtime.patches.linear import watch_linear
+from hvd_autosync.runtime.exchange.factors import (
+    FactorsBucket,
+    Message,
+    Status,
+    agree_linear,
+    decode_messages,
+    encode_message,
+)
+from hvd_autosync.runtime.exchange.lossless import encode
+from hvd_autosync.runtime.measure.repeated_bits import AS_IS, Form
+from hvd_autosync.runtime.patches.linear import LinearPass, watch_linear
 
 RANKS = 2
 
@@ -53,3 +64,51 @@ def test_a_weight_may_lie_anywhere_in_other_memory() -> None:
         return bucket._checksum()
 
     assert checksum(1) == checksum(0) != 0
+
+
+def message(
+    rows: int, change: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """An encoded message of a layer of 96 x 40."""
+    generator = torch.Generator().manual_seed(rows)
+    inputs, gradients = (
+        change(torch.randn(rows, columns, generator=generator)).to(dtype) for columns in (40, 96)
+    )
+    return Message(Status.SENT, (LinearPass(inputs, gradients),)).encode(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_coded_messages_come_back_bit_for_bit(dtype: torch.dtype) -> None:
+    special = torch.tensor([-0.0, torch.inf, -torch.inf, torch.nan, 1e-45])
+    odd = special.repeat(40 * 96)[: 3 * 96]
+    messages = [
+        message(33, torch.relu, dtype),
+        Message(Status.MORE).encode(torch.device("cpu")),
+        message(3, lambda t: odd[: t.numel()].view(t.shape), dtype),
+        message(1, torch.zeros_like, dtype),
+    ]
+    codes = [encode_message(each) for each in messages]
+    assert torch.equal(decode_messages(torch.cat(codes)), torch.cat(messages))
+    assert len(codes[0]) < 0.8 * len(messages[0])
+
+
+@pytest.mark.parametrize("form", [None, AS_IS, Form(zeros=True), Form(words="bfloat16")])
+def test_a_code_is_longer_by_no_more_than_its_header(form: Form | None) -> None:
+    """Also in a form that no longer fits: exceptions would take more than the bits as they are."""
+    random = message(50, lambda t: t)
+    code = encode_message(random, form)
+    assert len(code) <= len(random) + 64
+    assert torch.equal(decode_messages(torch.cat([code, code])), torch.cat([random, random]))
+
+
+def test_lengths_of_codes_repeat() -> None:
+    def batch(seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        inputs, gradients = (torch.randn(64, n, generator=generator) for n in (40, 96))
+        factors = LinearPass(torch.relu(inputs), torch.relu(gradients))
+        return Message(Status.SENT, (factors,)).encode(torch.device("cpu"))
+
+    form = Form(zeros=True)
+    unpadded = {len(encode(batch(seed).view(torch.float32), form)) for seed in range(20)}
+    padded = {len(encode_message(batch(seed), form)) for seed in range(20)}
+    assert len(unpadded) > 15 and len(padded) <= 4

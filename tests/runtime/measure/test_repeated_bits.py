@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from hvd_autosync.runtime.exchange.lossless import HEADER_BYTES, encode
-from hvd_autosync.runtime.measure.repeated_bits import AS_IS, bits_of, coded_share, find_form
+from hvd_autosync.runtime.measure.repeated_bits import (
+    AS_IS,
+    bits_of,
+    coded_bytes,
+    coded_share,
+    find_form,
+)
 
 
 def gradient(size: int) -> torch.Tensor:
@@ -31,6 +37,17 @@ def test_a_sum_has_its_summands_exponents_and_all_bits() -> None:
 def test_types_that_travel_as_they_are() -> None:
     for dtype in (torch.float64, torch.float16):
         assert coded_share(torch.zeros(100, dtype=dtype)) == (1.0, 1.0)
+
+
+def test_codes_of_a_tensors_memory() -> None:
+    """Whatever its type is: zeros of 16 bits are left out in pairs."""
+    numbers = torch.relu(gradient(100_001))
+    assert coded_bytes(torch.zeros(1000)) < 100
+    assert 0.4 < coded_bytes(numbers) / 400_004 < 0.5
+    halves = numbers.to(torch.bfloat16)
+    assert 0.6 < coded_bytes(halves) / 200_002 < 0.7
+    assert coded_bytes(numbers[1:]) == pytest.approx(coded_bytes(numbers), rel=0.01)
+    assert coded_bytes(torch.empty(0)) == 0
 
 
 def test_random_bits_are_left_as_they_are() -> None:

@@ -40,12 +40,23 @@ def measured(
     meter.step_ends()
     loss(model).backward()  # belongs to the next step
     meter.step_ends()
-    return {names[weight]: count for weight, count in meter.factor_bytes.items()}
+    return {names[weight]: each.whole for weight, each in meter.factors.items()}
 
 
 def test_bytes_of_factors() -> None:
     expected = {"first.weight": 2 * 4 * ROWS * (8 + 16), "second.weight": 2 * 4 * ROWS * (16 + 4)}
     assert measured(Net()) == expected
+
+
+def test_factors_behind_a_relu_have_shorter_codes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    meter = FactorMeter(model.parameters())
+    model(torch.randn(512, 64)).pow(2).sum().backward()
+    meter.step_ends()
+    shares = [meter.factors[model[layer].weight].coded_share for layer in (0, 2)]
+    # Of both layers one of two factors is half zeros; upper bytes repeat in both.
+    assert all(0.55 < share < 0.75 for share in shares)
 
 
 def test_under_autocast_factors_have_half_the_bytes() -> None:
@@ -81,7 +92,7 @@ def test_a_gradient_that_overflows_is_no_evidence() -> None:
     meter.step_ends()
     model(x).sum().backward()
     meter.step_ends()
-    assert len(meter.factor_bytes) == 2
+    assert len(meter.factors) == 2
 
 
 def test_gradients_of_inputs_alone_are_no_passes() -> None:

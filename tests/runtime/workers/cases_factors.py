@@ -31,8 +31,8 @@ CLASSES = {"large": ("*",)}
 
 
 @contextlib.contextmanager
-def by_factors():
-    with strategy(CLASSES, large_exchange="factors"):
+def by_factors(**knobs):
+    with strategy(CLASSES, large_exchange="factors", **knobs):
         yield
 
 
@@ -63,16 +63,18 @@ def loss_of(model, step, rows=4):
 
 
 class Sent:
-    """How many layers' gradients were put together from factors."""
+    """How many layers' gradients were put together from factors; whether this rank coded any."""
 
     def __init__(self):
         self.count, self._put = 0, factors.FactorsBucket._put
         self.names = set()
+        self.coded = False
 
     def __enter__(self):
         def put(bucket, passes):
             self.count += 1
             self.names.add(bucket.name)
+            self.coded |= bucket._form is not None
             self._put(bucket, passes)
 
         factors.FactorsBucket._put = put
@@ -100,13 +102,13 @@ def train(
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def compare(layers, *, exactly=None, without=None, **options):
+def compare(layers, *, exactly=None, without=None, lossless=False, **options):
     """Train under both; ``layers`` times factors were sent in all, ``None``: at least once.
 
     The layer ``without`` never sends any.
     """
     expected = train(HOROVODS, **options)
-    with by_factors(), Sent() as sent:
+    with by_factors(large_lossless=lossless), Sent() as sent:
         ours = train(OURS, **options)
     # The products of two ranks have one order of addition.
     exactly = hvd.size() == 2 if exactly is None else exactly
@@ -117,10 +119,25 @@ def compare(layers, *, exactly=None, without=None, **options):
     assert_same_on_all_ranks(ours)
     assert sent.count == layers if layers is not None else sent.count > 0, sent.count
     assert without not in sent.names
+    assert sent.coded == lossless
 
 
 def case_factors_bit_for_bit():
     compare(3 * STEPS if hvd.size() == 2 else None)
+
+
+def case_coded_factors_bit_for_bit():
+    compare(3 * 20 if hvd.size() == 2 else None, lossless=True, steps=20)
+    compare(None, lossless=True, autocast=True)
+
+
+def case_coded_factors_of_uneven_batches():
+    """Codes have other lengths on each rank, and some batches have too many rows."""
+
+    def loss(model, step):
+        return loss_of(model, step, 64 if step % 7 == 3 else 2 + step % 3 + hvd.rank())
+
+    compare(None, lossless=True, loss=loss)
 
 
 def case_factors_under_autocast():
