@@ -6,9 +6,9 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields
 from typing import Any
 
+from hvd_autosync.api.arguments import INSTEAD, check_arguments
 from hvd_autosync.api.live_tuning import tune_live
 from hvd_autosync.api.results import Study
 from hvd_autosync.engine.job_line import parse_words, read_job
@@ -30,12 +30,6 @@ from hvd_autosync.traces import TraceStore, TrialRecord
 from hvd_autosync.traces.location import data_folder
 from hvd_autosync.util.printable import shell_line
 from hvd_autosync.util.streams import open_standard_streams
-
-#: Options of the flag that replace tuning; ``tune()`` rejects them from any source.
-_INSTEAD = ("dry_run", "strategy", "replay", "recurring")
-#: All options that are not arguments of ``tune()``.
-_FLAG_ONLY = (*_INSTEAD, "mode", "tune_only", "search", "target", "tolerance", "repeats")
-_MODES = ("launched", "live")
 
 
 def tune(
@@ -91,10 +85,17 @@ def tune(
         KeyboardInterrupt: The kernel was interrupted. All measurements are in the store. In a live
             tuning an interrupt is a Stop, once its first trial has begun.
     """
-    if mode not in _MODES:
-        raise ConfigurationError(
-            f"invalid value {mode!r} for mode", hint=f"Choose one of {', '.join(_MODES)}."
-        )
+    own = {
+        "command": command,
+        "np": np,
+        "hosts": hosts,
+        "options": options,
+        "args": args,
+        "kwargs": kwargs,
+        "on_trial_end": on_trial_end,
+        "mode": mode,
+    }
+    check_arguments(own, settings)
     open_standard_streams()  # a daemon may have closed them
     start_driver_log()
     words = _words(command, args, kwargs or {})
@@ -151,15 +152,10 @@ def _words(
     """Return the command as a list of words.
 
     Raises:
-        ConfigurationError: The command is empty, or has arguments but is not a function.
+        ConfigurationError: The command is empty, or a function that cannot be written to a file.
     """
     if callable(command):
         return function_command(command, args, kwargs, data_folder() / "functions")
-    if args or kwargs:
-        raise ConfigurationError(
-            "args and kwargs need a function as the command",
-            hint="Put the script's arguments into the command.",
-        )
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if not words:
         raise ConfigurationError(
@@ -182,16 +178,6 @@ def _job(
     Raises:
         ConfigurationError: An argument or an option is invalid.
     """
-    known = [each.name for each in fields(Options) if each.name not in _FLAG_ONLY]
-    for name in settings:
-        if name not in known:
-            raise ConfigurationError(
-                f"tune() has no argument {name!r}", hint=f"Known arguments: {', '.join(known)}."
-            )
-    if not isinstance(ranks, int) or ranks < 1:
-        raise ConfigurationError(
-            f"invalid value {ranks!r} for np", hint="Give the number of ranks, 1 or more."
-        )
     layout = ["-np", str(ranks), *(["-H", hosts] if hosts else [])]
     line = [*layout, *options, *words]
     try:
@@ -205,7 +191,7 @@ def _job(
         if value is not None:
             setattr(arguments, f"autosync_{name}", as_text(value))
     job, chosen = read_job(arguments, line)
-    refused = dict.fromkeys(_INSTEAD, "use horovodrun --autosync")
+    refused = dict.fromkeys(INSTEAD, "use horovodrun --autosync")
     if live:
         refused["tune_only"] = "give mode='launched': the training follows a live tuning"
     elif chosen.mode == "live":

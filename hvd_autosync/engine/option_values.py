@@ -76,6 +76,13 @@ def switch(text: str) -> bool:
     return text.lower() in ("1", "true", "yes", "on")
 
 
+def file_path(text: str) -> str:
+    """Return a path, in which ``~`` is the home folder."""
+    if not text or "\0" in text:
+        raise ValueError("must be a path")
+    return expanduser(text)  # noqa: PTH111 (an unknown user is no error)
+
+
 def store_location(text: str) -> str:
     """Return the location of a store, which outlives the process; ``~`` is the home folder."""
     if _IN_MEMORY.fullmatch(text):

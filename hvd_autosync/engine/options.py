@@ -12,12 +12,12 @@ import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
 from hvd_autosync.engine.option_values import (
     at_least,
+    file_path,
     lossy_groups,
     number,
     one_of,
@@ -124,21 +124,18 @@ class Options:
         f"{', '.join(LOSSY_GROUPS)}. Without this option only exact knobs are tuned.",
     )
     space: str | None = _option(
-        None,
-        expanduser,
-        "FILE",
-        "TOML file that restricts or fixes knobs (see hvd-autosync space).",
+        None, file_path, "FILE", "TOML file that restricts or fixes knobs (see hvd-autosync space)."
     )
     strategy: str | None = _option(
         None,
-        expanduser,
+        file_path,
         "FILE",
         "Run the job without tuning, under the strategy in this TOML file, as written by "
         "hvd-autosync show --take. Implies --autosync.",
     )
     replay: str | None = _option(
         None,
-        expanduser,
+        file_path,
         "TRACE",
         "Run the job without tuning, under the winner of a trace file or of a study in the store "
         "(its id, or last). Prints how this job differs from the recorded one. Implies --autosync.",
@@ -220,7 +217,7 @@ class Options:
     )
     keep_trial_files: str | None = _option(
         None,
-        expanduser,
+        file_path,
         "DIR",
         "Keep the files that trials write, as DIR/TRIAL/HOST/PATH. Without this option they are "
         "deleted. Later trials and the training never see them.",

@@ -33,15 +33,32 @@ QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gl
         ({"np": 2, "hosts": "a:1"}, "slots"),
         ({"np": 2, "store": "sqlite://"}, "a store in memory is lost; name a file"),
         ({"np": 2, "options": ["--no-such-option"]}, "horovodrun rejects this line"),
+        ({"np": True}, "invalid value True for np"),
+        ({"np": 2, "command": 'python "train.py'}, "Close its quotes"),
+        ({"np": 2, "command": b"python train.py"}, "invalid value b'python train.py' for command"),
+        ({"np": 2, "command": ["python", None]}, "invalid value .* for command"),
+        ({"np": 2, "command": "python train.py a\0b"}, "invalid value .* for command"),
+        ({"np": 2, "hosts": ["a:2"]}, "invalid value .* for hosts"),
+        ({"np": 2, "hosts": ""}, "invalid value '' for hosts"),
+        ({"np": 2, "options": "--gloo"}, "invalid value '--gloo' for options"),
+        ({"np": 2, "options": None}, "invalid value None for options"),
+        ({"np": 2, "options": ["-p", 22]}, "invalid value .* for options"),
+        ({"np": 2, "command": print, "args": "abc"}, "invalid value 'abc' for args"),
+        ({"np": 2, "command": print, "kwargs": {1: 2}}, "invalid value .* for kwargs"),
+        ({"np": 2, "on_trial_end": 5}, "invalid value 5 for on_trial_end"),
+        ({"np": 2, "trials": [3]}, "invalid value .* for trials"),
+        ({"np": 2, "store": 5}, "invalid value 5 for store"),
+        ({"np": 2, "space": ""}, "invalid value '' for --autosync-space: must be a path"),
     ],
 )
 def test_wrong_arguments_start_nothing(
-    arguments: dict[str, Any], said: str, tmp_path: Path
+    arguments: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     given = {"command": "python train.py", "store": str(tmp_path / "t.db"), **arguments}
     with pytest.raises(ConfigurationError, match=said):
         hvd_autosync.tune(**given)
-    assert not (tmp_path / "t.db").exists()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
