@@ -36,7 +36,7 @@ def function_command(
 
     Raises:
         ConfigurationError: The function cannot be pickled, as it holds something that is tied to
-            this process.
+            this process; or its file cannot be written.
     """
     import cloudpickle  # Horovod depends on it
 
@@ -50,12 +50,18 @@ def function_command(
         ) from error
     digest = keyed_digest(content)[:12]  # arguments may be secret
     path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9_]', '', name) or 'function'}-{digest}.pickle"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.touch(mode=0o600)
-        partial.write_bytes(content)
-        partial.replace(path)
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.touch(mode=0o600)
+            partial.write_bytes(content)
+            partial.replace(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the function {name} cannot be written to {path}: {error.strerror}",
+            hint="Set XDG_DATA_HOME to a folder that you may write to.",
+        ) from None
     return [sys.executable, "-m", _MODULE, str(path)]
 
 

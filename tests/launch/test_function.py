@@ -48,6 +48,13 @@ def test_functions_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
         function_command(train, (), {}, tmp_path)
 
 
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "full").touch()
+    with pytest.raises(ConfigurationError, match="the function print cannot be written to") as said:
+        function_command(print, (), {}, tmp_path / "full" / "functions")
+    assert "XDG_DATA_HOME" in said.value.hint and str(tmp_path) in said.value.message
+
+
 def test_a_host_without_the_file_says_so(tmp_path: Path) -> None:
     command = function_command(make_writer("a"), ["x"], {}, tmp_path)  # type: ignore[arg-type]
     Path(command[-1]).unlink()
