@@ -21,7 +21,7 @@ from typing import Any
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.catalogue import catalogue_knob
-from hvd_autosync.search_space.knobs import CategoricalKnob, Condition, Knob, Value
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS, CategoricalKnob, Condition, Knob, Value
 from hvd_autosync.search_space.space import SearchSpace
 
 _NUMERIC_KEYS = {"fixed", "low", "high"}
@@ -32,8 +32,8 @@ def check_restrictions(document: Mapping[str, Any]) -> None:
     """Check a parsed file against the catalogue, before anything is launched.
 
     Raises:
-        SpaceError: A table, knob or key is unknown, a value has the wrong type, or bounds are
-            impossible.
+        SpaceError: A table, knob or key is unknown, a value has the wrong type, bounds are
+            impossible, or a fixed knob has bounds or choices.
     """
     unknown = sorted(set(document) - {"knobs"})
     if unknown:
@@ -46,6 +46,34 @@ def check_restrictions(document: Mapping[str, Any]) -> None:
         raise SpaceError("'knobs' is not a table", hint="Write [knobs.NAME] tables.")
     for name, table in tables.items():
         _restricted(catalogue_knob(name), table)
+
+
+def check_allowed(document: Mapping[str, Any], allow: Collection[str]) -> None:
+    """Check that a file restricts no lossy knob to lossy values unless its group is allowed.
+
+    Without its group the space would lack the knob, and the restriction be ignored.
+
+    Args:
+        document: The parsed file, which :func:`check_restrictions` accepts.
+        allow: The allowed groups of lossy knobs.
+
+    Raises:
+        SpaceError: It does; the message names the knobs, the hint their groups.
+    """
+    knobs = [catalogue_knob(name) for name in document.get("knobs", {})]
+    ignored = [
+        knob
+        for knob in knobs
+        if knob.group in set(LOSSY_GROUPS) - set(allow)
+        and _restricted(knob, document["knobs"][knob.name]).default != knob.default
+    ]
+    if ignored:
+        groups = sorted({*allow, *(knob.group for knob in ignored)})
+        raise SpaceError(
+            f"the space file excludes the default of {', '.join(knob.name for knob in ignored)}, "
+            "which can change the trained model",
+            hint=f"Allow that with --autosync-allow {','.join(groups)}, or remove the knobs.",
+        )
 
 
 def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpace:
@@ -98,6 +126,11 @@ def _restricted(knob: Knob, table: object) -> Knob:
                 hint=f"Use {', '.join(sorted(allowed))}.",
             )
     if "fixed" in table:
+        if len(table) > 1:
+            raise SpaceError(
+                f"knob {knob.name}: fixed stands beside {', '.join(table.keys() - {'fixed'})}",
+                hint="Write either fixed, or low, high or choices.",
+            )
         return _fixed(knob, table["fixed"])
     if isinstance(knob, CategoricalKnob):
         choices = table.get("choices", list(knob.choices))

@@ -51,5 +51,6 @@ def _table(knob: Knob) -> dict[str, Any]:
         "description": f"{knob.help}{unit}",
         "default": {"fixed": knob.default},
         "properties": keys,
+        "dependentSchemas": {"fixed": {"maxProperties": 1}},
         "additionalProperties": False,
     }

@@ -83,7 +83,7 @@ def _check(job: Job, options: Options) -> None:
             "this store has no finished study of this job, and reuse is 'only'",
             hint="Tune once with reuse='auto', or check the store.",
         )
-    if reason := why_not_live(job, options, load_restrictions(options.space)):
+    if reason := why_not_live(job, options, load_restrictions(options.space, options.allow)):
         raise ConfigurationError(
             f"this training cannot be tuned in its own steps: {reason}",
             hint="Leave out mode='live': then trials are launched.",

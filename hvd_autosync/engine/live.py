@@ -200,7 +200,7 @@ def failed_trial(job: Job, options: Options, since: str) -> TrialRecord | None:
         options: The options of its tuning.
         since: When the training began, as :func:`hvd_autosync.traces.timestamp` writes it.
     """
-    key = tuning_key(job, options, load_restrictions(options.space))
+    key = tuning_key(job, options, load_restrictions(options.space, options.allow))
     with closing(TraceStore(options.store)) as store:
         for study in store.studies(job_key=key):
             for trial in store.trials(study.study_id):

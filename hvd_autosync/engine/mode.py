@@ -35,7 +35,7 @@ def why_launched(job: Job, options: Options) -> str | None:
     """
     if options.tune_only or options.reuse == "only":
         return ""
-    restrictions = load_restrictions(options.space)
+    restrictions = load_restrictions(options.space, options.allow)
     reason = why_not_live(job, options, restrictions)
     if reason and options.reuse == "never":
         return reason
@@ -66,7 +66,11 @@ def known_study(job: Job, options: Options) -> StudyRecord | None:
     if options.reuse == "never":
         return None
     with closing(TraceStore(options.store)) as store:
-        return _known(store, tuning_key(job, options, load_restrictions(options.space)), options)
+        return _known(
+            store,
+            tuning_key(job, options, load_restrictions(options.space, options.allow)),
+            options,
+        )
 
 
 def only_trains(job: Job, options: Options) -> bool:
@@ -90,7 +94,7 @@ def check_what_is_read(job: Job, options: Options) -> None:
         ConfigurationError: The space file is invalid.
         StoreError: The store, which is used from this host, cannot be.
     """
-    load_restrictions(options.space)
+    load_restrictions(options.space, options.allow)
     if job.hosts[0] not in remote_hosts(job):
         TraceStore(options.store).close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -15,20 +16,27 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import check_restrictions
 from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+from hvd_autosync.search_space.restrictions import check_allowed
 from hvd_autosync.study import defaults
 from hvd_autosync.study.values import StudySettings
 
 
-def load_restrictions(path: str | None) -> dict[str, Any]:
+def load_restrictions(path: str | None, allow: Collection[str] = LOSSY_GROUPS) -> dict[str, Any]:
     """Return the space file, parsed and checked; empty without one.
 
+    Args:
+        path: The file; ``None``: there is none.
+        allow: The allowed groups of lossy knobs.
+
     Raises:
-        ConfigurationError: The file cannot be read, is not TOML, or has unknown content.
+        ConfigurationError: The file cannot be read, is not TOML, has unknown content, or needs a
+            group that is not allowed.
     """
     if path is None:
         return {}
     document = read_toml(path, "the space file")
     check_restrictions(document)
+    check_allowed(document, allow)
     return document
 
 

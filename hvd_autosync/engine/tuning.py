@@ -145,7 +145,7 @@ def tune(
         StoreError: The store cannot be used.
         TuningInterrupted: Ctrl-C was pressed, or ``ends`` said so.
     """
-    restrictions = load_restrictions(options.space)
+    restrictions = load_restrictions(options.space, options.allow)
     store = TraceStore(options.store)
     key = tuning_key(job, options, restrictions)
     known = None if options.reuse == "never" else store.find_finished(key)

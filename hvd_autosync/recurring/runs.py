@@ -80,7 +80,9 @@ def plan_run(job: Job, options: Options, store: TraceStore) -> Plan:
     runs = store.runs(job.key)
     search = SEARCHES[options.search](search_settings(options))
     decision = search.next_share(outcomes_of(runs))
-    study = store.find_finished(tuning_key(job, options, load_restrictions(options.space)))
+    study = store.find_finished(
+        tuning_key(job, options, load_restrictions(options.space, options.allow))
+    )
     if study is not None:
         study = without_excluded(study, excluded_strategies(store, study.job_key))
     base = Strategy() if study is None or study.winner is None else study.winner

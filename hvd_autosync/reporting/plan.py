@@ -54,7 +54,7 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     """Yield the parts of what :func:`print_plan` prints."""
     from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 
-    restrictions = load_restrictions(options.space)
+    restrictions = load_restrictions(options.space, options.allow)
     where = _where(job, options)
     store = TraceStore(options.store)
     known = store.find_finished(tuning_key(job, options, restrictions))

@@ -61,6 +61,18 @@ def test_wrong_arguments_start_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("mode", ["launched", "live"])
+def test_a_lossy_value_needs_its_group(mode: str, tmp_path: Path) -> None:
+    space = tmp_path / "space.toml"
+    space.write_text('[knobs.large_codec]\nfixed = "int8"\n')
+    store = str(tmp_path / "t.db")
+    with pytest.raises(ConfigurationError, match="the default of large_codec") as caught:
+        hvd_autosync.tune(
+            [sys.executable, EXAMPLE], np=2, space=space, store=store, mode=mode, options=["--gloo"]
+        )
+    assert "--autosync-allow codec" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("HVD_AUTOSYNC_REPLAY", "last"), ("HVD_AUTOSYNC_MODE", "live")]
 )

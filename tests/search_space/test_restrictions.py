@@ -14,6 +14,7 @@ from hvd_autosync.search_space import (
     check_restrictions,
     restrict_space,
 )
+from hvd_autosync.search_space.restrictions import check_allowed
 
 
 def test_bounds_choices_and_fixed_values(model: ModelProfile, one_host: Resources) -> None:
@@ -71,9 +72,26 @@ def test_knobs_that_cannot_matter_here_are_ignored(
         ({"knobs": {"controller": {"choices": []}}}, "no choice"),
         ({"knobs": {"controller": {"choices": ["smoke"]}}}, "'smoke'"),
         ({"knobs": {"controller": {"choices": "mpi"}}}, "not a list"),
+        ({"knobs": {"cycle_time_ms": {"fixed": 5, "low": 2}}}, "fixed stands beside low"),
         ({"knobs": 3}, "not a table"),
     ],
 )
 def test_what_cannot_be_is_named(document: dict[str, Any], named: str) -> None:
     with pytest.raises(SpaceError, match=named):
         check_restrictions(document)
+
+
+def test_lossy_values_need_their_group() -> None:
+    lossy = {
+        "knobs": {
+            "large_codec": {"fixed": "int8"},
+            "local_steps": {"low": 2},
+            "rest_codec": {"choices": ["none", "fp16"]},
+            "cycle_time_ms": {"fixed": 5},
+        }
+    }
+    check_allowed(lossy, ("codec", "schedule"))
+    check_allowed({"knobs": {"large_codec": {"fixed": "none"}}}, ())
+    with pytest.raises(SpaceError, match="the default of large_codec, local_steps,") as caught:
+        check_allowed(lossy, ())
+    assert "--autosync-allow codec,schedule" in caught.value.hint

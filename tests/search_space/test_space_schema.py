@@ -47,6 +47,8 @@ def test_files_that_are_accepted(document: dict[str, Any]) -> None:
         {"knobs": {"buckets": 4}},
         {"knobs": {"controller": {"choices": ["tcp"]}}},
         {"knobs": {"controller": {"choices": []}}},
+        {"knobs": {"controller": {"choices": ["gloo"], "fixed": "gloo"}}},
+        {"knobs": {"cycle_time_ms": {"fixed": 2, "high": 4}}},
         {"knobs": {"hierarchical_allreduce": {"fixed": "on"}}},
     ],
 )
