@@ -135,7 +135,7 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
             hint=f"Unset {AUTOTUNE_VARIABLE}.",
         )
     given_hosts = arguments.hosts
-    if not given_hosts and arguments.hostfile:
+    if given_hosts is None and arguments.hostfile:
         try:
             given_hosts = hosts.parse_host_files(arguments.hostfile)
         except (OSError, IndexError, ValueError) as error:
@@ -143,6 +143,12 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
                 f"the hostfile {arguments.hostfile!r} cannot be read: {error}",
                 hint="Write one line such as `node1 slots=4` per host, and no other lines.",
             ) from None
+    if given_hosts is not None and not given_hosts.strip():
+        source = f"hostfile {arguments.hostfile!r}" if arguments.hostfile else "list of hosts"
+        raise ConfigurationError(
+            f"the {source} is empty",
+            hint="Name hosts with their slots, or leave the option out: this host only.",
+        )
     if not given_hosts and LSFUtils.using_lsf():
         raise ConfigurationError(
             "--autosync does not read hosts and slots from LSF",

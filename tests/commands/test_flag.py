@@ -222,6 +222,15 @@ def test_hostfiles_that_cannot_be_read_are_named(tmp_path: Path, text: str | Non
         job_of("-np", "1", "--hostfile", str(hostfile))
 
 
+def test_an_empty_list_of_hosts_is_not_this_host(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.touch()
+    with pytest.raises(ConfigurationError, match=f"hostfile '{hostfile}' is empty"):
+        job_of("-np", "1", "--hostfile", str(hostfile))
+    with pytest.raises(ConfigurationError, match="list of hosts is empty"):
+        job_of("-np", "1", "-H", "")
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [("[knobs.speed]\nfixed = 1", "'speed'"), ("[knobs", "not TOML"), (None, "cannot be read")],
