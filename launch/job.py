@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ OUTPUT_OPTION = "output-filename"
 
 #: Endings of the words of a command that name scripts.
 _SCRIPTS = (".py", ".sh")
+#: Fewer than a billion.
+_SLOTS = re.compile("0*[1-9][0-9]{0,8}")
 _LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
@@ -166,7 +169,7 @@ def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Hos
     left, empty = num_proc, 0
     for entry in hosts.split(","):
         name, _, count = entry.strip().rpartition(":")
-        if not name or not count.isdigit() or int(count) < 1:
+        if not name or not _SLOTS.fullmatch(count):
             raise ConfigurationError(
                 f"host {entry.strip()!r} in {hosts!r} is not of the form name:slots",
                 hint="Write, for example, -H node1:4,node2:4.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Annotated
 
@@ -129,18 +130,23 @@ def _asked(path: str, record: StudyRecord, resources: Resources) -> Strategy:
 
 
 def _rate(text: str) -> float:
+    """Return a rate in bytes per second."""
     match = _RATE.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
+    value = float(match[1]) * _FACTORS[match[2].lower()] / 8 if match else math.nan
+    if not 0 < value < math.inf:
         raise ConfigurationError(
-            f"invalid value {text!r} for --bandwidth", hint="Write for example 25gbit or 100mbit."
+            f"invalid value {text!r:.200} for --bandwidth",
+            hint="Write for example 25gbit or 100mbit.",
         )
-    return float(match[1]) * _FACTORS[match[2].lower()] / 8
+    return value
 
 
 def _time(text: str) -> float:
+    """Return a time in seconds."""
     match = _TIME.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
+    value = float(match[1]) * _SECONDS[match[2]] if match else math.nan
+    if not 0 < value < math.inf:
         raise ConfigurationError(
-            f"invalid value {text!r} for --latency", hint="Write for example 20us or 0.5ms."
+            f"invalid value {text!r:.200} for --latency", hint="Write for example 20us or 0.5ms."
         )
-    return float(match[1]) * _SECONDS[match[2]]
+    return value

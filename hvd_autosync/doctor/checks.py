@@ -285,7 +285,7 @@ def check_threads() -> Finding:
             advice,
         )
     threads = given.partition(",")[0]
-    if threads.isdigit() and int(threads) > cores:
+    if threads.isdecimal() and int(threads) > cores:
         return Finding(
             "threads",
             Severity.WARN,

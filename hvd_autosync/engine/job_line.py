@@ -184,7 +184,7 @@ def _file_section(path: str | None) -> Mapping[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             document = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # a date that does not exist
         raise ConfigurationError(
             f"the configuration file {path!r} cannot be read: {error}",
             hint="Write YAML as in `horovodrun --help`, under --config-file.",

@@ -179,7 +179,9 @@ def test_horovods_configuration_file_counts(
     assert (options.trials, options.warmup) == (4, 2)
 
 
-@pytest.mark.parametrize("text", [None, "", "- 1", "{", "autosync: 3", "autosync: {trials: 0}"])
+@pytest.mark.parametrize(
+    "text", [None, "", "- 1", "{", "since: 2024-13-45", "autosync: 3", "autosync: {trials: 0}"]
+)
 def test_configuration_files_that_cannot_be_used_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
 ) -> None:

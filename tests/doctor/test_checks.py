@@ -276,7 +276,14 @@ def test_a_store_that_cannot_be_written_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("cores", "given", "severity"),
-    [(1, None, "ok"), (8, None, "warn"), (8, "4", "ok"), (8, "4,2", "ok"), (8, "16", "warn")],
+    [
+        (1, None, "ok"),
+        (8, None, "warn"),
+        (8, "4", "ok"),
+        (8, "4,2", "ok"),
+        (8, "16", "warn"),
+        (8, "²", "ok"),
+    ],
 )
 def test_threads_must_fit_the_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, given: str | None, severity: str

@@ -148,6 +148,8 @@ def test_a_strategy_that_cannot_be_predicted_is_refused(
         (["--strategy", "nowhere.toml"], "nowhere.toml"),
         (["--bandwidth", "25"], "'25' for --bandwidth"),
         (["--bandwidth", "0gbit"], "'0gbit' for --bandwidth"),
+        (["--bandwidth", "9" * 400 + "gbit"], "9 for --bandwidth"),
+        (["--latency", "9" * 400 + "s"], "9 for --latency"),
         (["--latency", "fast"], "'fast' for --latency"),
         (["nothing"], "nothing"),
         (["--hosts", "0"], "--hosts"),
