@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.search_space import Knob, ModelProfile, Resources
 from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ClassPlan, class_knob
-from hvd_autosync.search_space.knob_spec import KnobSpec, Variable
+from hvd_autosync.search_space.knob_spec import KnobSpec, LauncherOption, Variable
 from hvd_autosync.search_space.registry import KnobRegistry
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 #: The variable that names the files, separated as in ``PATH``.
 VARIABLE = "HVD_AUTOSYNC_EXTENSIONS"
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Extensions:
@@ -83,8 +85,23 @@ class Extensions:
             when: The same, in words.
 
         Raises:
-            SpaceError: A knob of that name exists, or the knob is of another group.
+            SpaceError: A knob of that name exists, the knob is of another group, an argument has
+                a wrong type, or another knob sets the variable.
         """
+        if not isinstance(knob, Knob):
+            raise SpaceError(f"{knob!r:.200} is no knob", hint="Make one with float_knob().")
+        _check_name("a knob", knob.name)
+        _check_callable(f"applies of knob {knob.name}", applies)
+        if not isinstance(variable, str) or not _VARIABLE_NAME.fullmatch(variable):
+            raise SpaceError(
+                f"knob {knob.name} sets {variable!r:.200}", hint="Give the name of a variable."
+            )
+        for spec in self._registry:
+            if spec.name != knob.name and variable in _variables(spec):
+                raise SpaceError(
+                    f"knob {knob.name} sets {variable}, as knob {spec.name} does",
+                    hint="Choose another variable, or leave the knob out.",
+                )
         if knob.group != "horovod":
             raise SpaceError(
                 f"knob {knob.name} is of the group {knob.group!r}",
@@ -111,9 +128,10 @@ class Extensions:
             classes: The classes of parameters that may use it.
 
         Raises:
-            SpaceError: Horovod or hvd_autosync has an exchange of that name.
+            SpaceError: Horovod or hvd_autosync has an exchange of that name, or an argument has a
+                wrong type.
         """
-        self._add_choices("exchange", name, classes)
+        self._add_choices("exchange", name, make, classes)
         self.exchanges[name] = make
 
     def add_codec(
@@ -127,12 +145,21 @@ class Extensions:
             classes: The classes of parameters that may use it.
 
         Raises:
-            SpaceError: hvd_autosync has a codec of that name.
+            SpaceError: hvd_autosync has a codec of that name, or an argument has a wrong type.
         """
-        self._add_choices("codec", name, classes)
+        self._add_choices("codec", name, make, classes)
         self.codecs[name] = make
 
-    def _add_choices(self, attribute: str, name: str, classes: Sequence[str]) -> None:
+    def _add_choices(
+        self, attribute: str, name: str, make: Callable[..., object], classes: Sequence[str]
+    ) -> None:
+        _check_name(f"the {attribute}", name)
+        _check_callable(f"the function that makes {attribute} {name!r}", make)
+        if isinstance(classes, str) or not classes:
+            raise SpaceError(
+                f"{attribute} {name!r} is for the classes {classes!r}",
+                hint=f"Give a list of some of {', '.join(PARAMETER_CLASSES)}.",
+            )
         if name in self._registry.own_choices(attribute):
             raise SpaceError(f"{attribute} {name!r} exists already", hint="Choose another name.")
         for parameter_class in classes:
@@ -166,6 +193,23 @@ class Extensions:
         return [f"{path.name} {digest}" for path, digest in sorted(self._loaded.items())]
 
 
+def _check_name(what: str, name: object) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise SpaceError(f"{what} has the name {name!r:.200}", hint="Give it a name.")
+
+
+def _check_callable(what: str, value: object) -> None:
+    if not callable(value):
+        raise SpaceError(f"{what} is {value!r:.200}", hint="Give a function.")
+
+
+def _variables(spec: KnobSpec) -> tuple[str, ...]:
+    """Return the variables by which a knob is set."""
+    if isinstance(spec.sets, Variable):
+        return (spec.sets.name,)
+    return spec.sets.variables if isinstance(spec.sets, LauncherOption) else ()
+
+
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
@@ -181,9 +225,11 @@ def _run(path: Path) -> str:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-    except SpaceError:
-        raise
-    except Exception as error:
+    except SpaceError as error:
+        raise SpaceError(
+            f"{error.message} (in {str(path)!r}, which {VARIABLE} names)", hint=error.hint
+        ) from error
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"cannot load {str(path)!r}, which {VARIABLE} names: {type(error).__name__}: {error}",
             hint="List Python files that add knobs, exchanges or codecs.",

@@ -37,6 +37,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "extending"
 CORES = categorical_knob("cores", ("free", "0,1"), "free", help="Where threads run.")
 
 
+def make_nothing(*arguments: Any) -> Any:
+    """Stands for the function that makes an exchange or a codec."""
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test's files add to this process is gone after it."""
@@ -81,7 +85,7 @@ def test_a_registry_that_is_passed_leaves_the_process_as_it_was(
     model: ModelProfile, slow_network: Resources, added: extensions.Extensions
 ) -> None:
     added.add_knob(CORES, "HOROVOD_CORES", when="always")
-    added.add_exchange("gather", object())  # type: ignore[arg-type]
+    added.add_exchange("gather", make_nothing)
     assert every_knob() == CATALOGUE and "gather" not in extensions.EXCHANGES
     assert "cores" not in space_names(model, slow_network)
 
@@ -109,13 +113,48 @@ def test_knobs_that_cannot_be_added(registry: KnobRegistry, added: extensions.Ex
     assert tuple(spec.knob for spec in registry) == CATALOGUE
 
 
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("add_knob('mine', 'HOROVOD_MINE')", "'mine' is no knob"),
+        ("add_knob(integer_knob('', 0, 9, 1, help=''), 'HOROVOD_MINE')", "has the name ''"),
+        ("add_knob(integer_knob('mine', 0, 9, 1, help=''), '')", "mine sets ''"),
+        ("add_knob(integer_knob('mine', 0, 9, 1, help=''), 'A=B')", "mine sets 'A=B'"),
+        ("add_knob(integer_knob('mine', 0, 9, 1, help=''), 'A', True)", "applies .* is True"),
+        (
+            "add_knob(integer_knob('mine', 0, 9, 1, help=''), 'HOROVOD_CYCLE_TIME')",
+            "as knob cycle_time_ms does",
+        ),
+        ("add_exchange(' ', print)", "has the name ' '"),
+        ("add_exchange('gather', object())", "makes exchange 'gather' is <object"),
+        ("add_codec('sign', None)", "makes codec 'sign' is None"),
+        ("add_codec('sign', print, 'large')", "for the classes 'large'"),
+        ("add_codec('sign', print, ())", r"for the classes \(\)"),
+        ("import sys; sys.exit()", "SystemExit"),
+    ],
+)
+def test_what_a_file_cannot_add_is_refused_with_its_name(
+    added: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from hvd_autosync.extensions import add_codec, add_exchange, add_knob\n"
+        "from hvd_autosync.search_space.knobs import integer_knob\n"
+        f"{added}\n"
+    )
+    monkeypatch.setenv(extensions.VARIABLE, str(file))
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        extensions.load()
+    assert str(file) in caught.value.message and caught.value.hint
+
+
 def test_exchanges_and_codecs_are_choices_of_their_classes(
     model: ModelProfile,
     slow_network: Resources,
     registry: KnobRegistry,
     added: extensions.Extensions,
 ) -> None:
-    make: Any = object()
+    make = make_nothing
     added.add_exchange("gather", make, classes=("large",))
     added.add_codec("sign", make, classes=("large", "rest"))
     added.add_codec("sign", make, classes=("large",))  # as when a cell is run again
