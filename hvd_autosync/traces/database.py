@@ -43,6 +43,8 @@ _REMEDIES = {
     # SQLite also reports this if there is no space for the index of its journal.
     "disk I/O": "Free some space on its disk, or use another store.",
 }
+#: Module of a database driver -> package that has it, if that has another name.
+_PACKAGES = {"MySQLdb": "mysqlclient", "mysql": "mysql-connector-python"}
 #: Parts of SQLite's messages about files that are damaged or not trace stores.
 _DAMAGE = ("malformed", "not a database", "no such table", "no such column", "has no column")
 
@@ -220,9 +222,10 @@ def _create_engine(location: Location) -> Engine:
             hint="Use sqlite, postgresql, mysql or another database that SQLAlchemy supports.",
         ) from None
     except ImportError as error:
+        package = _PACKAGES.get(error.name or "", error.name)
         raise StoreError(
-            f"{location.name}: this database needs the Python package {error.name}",
-            hint=f"Install it (pip install {error.name}), or name another driver in the URL.",
+            f"{location.name}: this database needs the Python package {package}",
+            hint=f"Install it (pip install {package}), or name another driver in the URL.",
         ) from None
     except (SQLAlchemyError, TypeError, ValueError) as error:
         raise _translate(error, error, location) from None

@@ -104,6 +104,8 @@ def test_an_empty_file_is_a_new_store(path: Path) -> None:
     [
         ("nosuchdatabase://me:s3cret@host/db", ("nosuchdatabase", "sqlite")),
         ("postgresql+pg8000://me:s3cret@host/db", ("pg8000", "pip install pg8000")),
+        ("mysql://me:s3cret@host/db", ("pip install mysqlclient",)),
+        ("mysql+mysqlconnector://me:s3cret@host/db", ("pip install mysql-connector-python",)),
         ("sqlite:////nowhere/x.db?timeout=soon&mode=s3cret", ("nowhere",)),
     ],
 )
