@@ -242,24 +242,19 @@ class AskTellStudy:
         A trial of which only its steps are told has taken the time since it was asked for.
 
         Raises:
-            StudyError: The trial is not open in this study; or seconds of a step are negative,
-                infinite or not a number. Nothing is recorded.
+            StudyError: The trial is not open in this study; or the outcome is neither a result nor
+                seconds, which are finite and not negative. Nothing is recorded.
             StoreError: The store cannot be written. The result is in a file, and
                 :func:`hvd_autosync.tune` takes it from there when it resumes the study.
         """
-        if trial.number not in self._mine:
+        if not isinstance(trial, Trial) or trial.number not in self._mine:
+            number = getattr(trial, "number", trial)
             raise StudyError(
-                f"trial {trial.number} of study {self.study_id} is not open",
+                f"trial {number!r:.200} of study {self.study_id} is not open",
                 hint="Tell each trial that ask() returned, once.",
             )
         if not isinstance(outcome, TrialResult):
-            step_s = tuple(float(s) for s in outcome)
-            wrong = next((s for s in step_s if not 0 <= s < math.inf), None)
-            if wrong is not None:
-                raise StudyError(
-                    f"trial {trial.number}: a step cannot take {wrong} s",
-                    hint="Tell the seconds of each measured step.",
-                )
+            step_s = _step_times(trial, outcome)
             ran_s = time.monotonic() - self._mine[trial.number]
             report = RankReport(0, "", step_s)
             outcome = TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=ran_s)
@@ -308,6 +303,25 @@ class AskTellStudy:
         self.record = replace(
             self.record, status=StudyStatus.FINISHED, outcome=outcome, winner=conclusion.winner
         )
+
+
+def _step_times(trial: Trial, outcome: Sequence[float]) -> tuple[float, ...]:
+    """Return the seconds of measured steps.
+
+    Raises:
+        StudyError: ``outcome`` is something else, or has no step.
+    """
+    hint = "Tell the seconds of each measured step, or a TrialResult, as of a trial that failed."
+    try:
+        step_s = () if isinstance(outcome, (str, bytes, dict)) else tuple(map(float, outcome))
+    except (TypeError, ValueError):
+        step_s = ()
+    if not step_s:
+        raise StudyError(f"trial {trial.number}: {outcome!r:.200} has no step times", hint=hint)
+    wrong = next((s for s in step_s if not 0 <= s < math.inf), None)
+    if wrong is not None:
+        raise StudyError(f"trial {trial.number}: a step cannot take {wrong} s", hint=hint)
+    return step_s
 
 
 def counted(

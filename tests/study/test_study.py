@@ -612,9 +612,20 @@ def test_only_open_trials_accept_results(tmp_path: Path) -> None:
     trial = one.ask()
     assert trial is not None
     one.tell(trial, [0.1] * 20)
-    for other in (trial, Trial(99, "model", Strategy())):
+    for other in (trial, Trial(99, "model", Strategy()), 0, None):
         with pytest.raises(StudyError, match="not open"):
-            one.tell(other, [0.1] * 20)
+            one.tell(other, [0.1] * 20)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [[], 0.1, None, "0.1", b"01", {0.1: 1}, ["fast"], [[0.1]]])
+def test_what_has_no_step_times_is_not_recorded(tmp_path: Path, wrong: Any) -> None:
+    one = study(tmp_path)
+    trial = one.ask()
+    assert trial is not None
+    with pytest.raises(StudyError, match="has no step times") as caught:
+        one.tell(trial, wrong)
+    assert "TrialResult" in caught.value.hint and one.history[0].result is None
+    one.tell(trial, [0.1] * 20)
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
