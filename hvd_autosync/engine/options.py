@@ -43,7 +43,6 @@ TRANSFER_CHOICES = ("auto", "never")
 SEARCH_CHOICES = ("bayesian", "binary")
 RUNNER_CHOICES = ("auto", "cold")
 MODES = ("auto", "live", "launched")
-GOALS = ("steps", "time-to-loss")
 
 
 def _option(default: Any, parse: Callable[[str], Any], metavar: str, help: str) -> Any:
@@ -111,7 +110,7 @@ class Options:
     )
     goal: str = _option(
         defaults.GOAL,
-        one_of(GOALS),
+        one_of(defaults.GOALS),
         "{steps,time-to-loss}",
         "When the loss of a lossy strategy is compared with the default's: after the same number "
         "of steps, or after the same time (for trainings with a time limit).",

@@ -9,6 +9,7 @@ QUALITY_STEPS = 200
 QUALITY_MINUTES = 30.0
 LOSS_TOLERANCE = 0.01
 GOAL = "steps"
+GOALS = (GOAL, "time-to-loss")
 SEED = 0
 #: Assumed hours of training where the user does not give them.
 EXPECTED_HOURS = 10.0

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hvd_autosync import learner as learning
-from hvd_autosync.errors import StoreError, StudyError
+from hvd_autosync.errors import ConfigurationError, StoreError, StudyError
 from hvd_autosync.learner.base import Learner
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
@@ -97,7 +97,22 @@ class AskTellStudy:
             task: The task, if known; needed for later reuse.
             job_key: Key of the job, for resuming and reuse.
             command: The command, for people.
+
+        Raises:
+            ConfigurationError: An argument has a wrong type; nothing was written.
+            StoreError: The store cannot be used.
         """
+        _check_type("space", space, SearchSpace)
+        _check_type("settings", settings, StudySettings)
+        _check_type("task", task, Task)
+        if learner is not None and not callable(getattr(learner, "suggest", None)):
+            raise ConfigurationError(
+                f"invalid value {learner!r:.200} for learner", hint="Give an object with suggest()."
+            )
+        if isinstance(command, str):
+            raise ConfigurationError(
+                f"invalid value {command!r:.200} for command", hint="Give a list of its words."
+            )
         traces = store if isinstance(store, TraceStore) else TraceStore(store)
         record = traces.create_study(
             job_key=job_key,
@@ -111,7 +126,14 @@ class AskTellStudy:
         return study
 
     def describe(self, space: SearchSpace, task: Task | None = None) -> None:
-        """Set the space (and the task), once."""
+        """Set the space (and the task), once.
+
+        Raises:
+            ConfigurationError: One of them has a wrong type.
+            StoreError: The store cannot be written.
+        """
+        _check_type("space", space, SearchSpace)
+        _check_type("task", task, Task)
         self._store.describe_task(self.record.study_id, task, space)
         self.record = replace(self.record, space=space, task=task)
 
@@ -302,6 +324,13 @@ class AskTellStudy:
         self._store.finish(self.study_id, StudyStatus.FINISHED, outcome, conclusion.winner)
         self.record = replace(
             self.record, status=StudyStatus.FINISHED, outcome=outcome, winner=conclusion.winner
+        )
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(
+            f"invalid value {value!r:.200} for {name}", hint=f"Give a {kind.__name__}."
         )
 
 

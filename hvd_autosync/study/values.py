@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,14 @@ from hvd_autosync.traces.validity import UnknownValueError, check_strategy
 
 #: Fewest warm-up steps of a shortened trial.
 _FEWEST_WARMUP = 3
+#: Settings that are whole numbers, and the least value of each.
+_LEAST = {"trials": 1, "steps": 1, "warmup": 0, "quality_steps": 1, "seed": 0}
+#: Settings that are numbers above 0.
+_POSITIVE = ("minutes", "quality_minutes", "loss_tolerance", "expected_hours")
+
+
+def _wrong(name: str, value: object, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} is {value!r:.200}", hint=remedy)
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class StudySettings(Record):
         mode: Where trials run: ``"launched"`` or ``"live"``, in the steps of the training.
 
     Raises:
-        ConfigurationError: The loss tolerance is not above 0.
+        ConfigurationError: A setting has a wrong type or value.
     """
 
     trials: int = defaults.TRIALS
@@ -69,11 +77,21 @@ class StudySettings(Record):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.loss_tolerance > 0:
-            raise ConfigurationError(
-                f"loss_tolerance is {self.loss_tolerance}",
-                hint="Choose a share above 0, or allow no lossy knobs.",
-            )
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise _wrong(name, value, f"Give a whole number of at least {least}.")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (is_number and value > 0) and not (name == "minutes" and value is None):
+                raise _wrong(name, value, "Give a number above 0.")
+        if self.goal not in defaults.GOALS:
+            raise _wrong("goal", self.goal, f"Choose one of {', '.join(defaults.GOALS)}.")
+        if isinstance(self.allow, str) or not isinstance(self.allow, Sequence):
+            raise _wrong("allow", self.allow, "Give a tuple of groups of lossy knobs.")
+        if not isinstance(self.transfer, bool):
+            raise _wrong("transfer", self.transfer, "Give True or False.")
 
     def steps_after(self, default: TrialResult | None) -> tuple[int, int]:
         """Return the numbers of warm-up and measured steps of a trial after the default's.

@@ -658,6 +658,41 @@ def test_trials_of_which_only_the_steps_are_told_use_up_the_minutes(
     assert one.conclusion.stopped.startswith("the 1 minutes leave no time")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trials", 0),
+        ("trials", 2.5),
+        ("trials", "3"),
+        ("steps", -5),
+        ("warmup", -1),
+        ("seed", True),
+        ("minutes", 0),
+        ("minutes", "5"),
+        ("expected_hours", math.nan),
+        ("quality_minutes", None),
+        ("goal", ""),
+        ("allow", "codec"),
+        ("transfer", "never"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} is {value!r}") as caught:
+        StudySettings(**{name: value})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("space", []), ("settings", {}), ("task", 5), ("learner", "tpe"), ("command", "python a.py")],
+)
+def test_a_study_of_something_else_is_not_begun(tmp_path: Path, name: str, value: Any) -> None:
+    given = {"store": str(tmp_path / "t.db"), name: value}
+    with pytest.raises(ConfigurationError, match=f"for {name}"):
+        AskTellStudy.create(**given)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("tolerance", [0.0, -0.1, math.nan])
 def test_a_loss_tolerance_that_admits_nothing_is_refused(tolerance: float) -> None:
     with pytest.raises(ConfigurationError, match="loss_tolerance is"):
