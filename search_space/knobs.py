@@ -68,6 +68,16 @@ class _Numeric(_Common):
     log_offset: Real
 
     def __post_init__(self) -> None:
+        for bound in (self.low, self.high):
+            if not isinstance(bound, (int, float)) or not abs(bound) < math.inf:
+                raise SpaceError(
+                    f"knob {self.name}: bound {bound!r} is not a finite number",
+                    hint="Give numbers for low and high.",
+                )
+        if self.scale not in ("linear", "log"):
+            raise SpaceError(
+                f"knob {self.name}: unknown scale {self.scale!r}", hint="Choose linear or log."
+            )
         if not self.low <= self.high:
             raise SpaceError(
                 f"knob {self.name}: lower bound {self.low} is above upper bound {self.high}",
@@ -135,6 +145,14 @@ class IntegerKnob(_Numeric):
     """A whole-numbered knob; decoded values are multiples of ``multiple`` (or a bound)."""
 
     multiple: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.multiple) is not int or self.multiple < 1:
+            raise SpaceError(
+                f"knob {self.name}: multiple {self.multiple!r} is not a whole number above 0",
+                hint="Give 1, or the number that divides all values.",
+            )
 
     def validate(self, value: Value) -> None:
         """Raise :class:`SpaceError` unless ``value`` is a whole number in the domain."""
@@ -283,7 +301,15 @@ def categorical_knob(
     unit: str = "",
     condition: Condition | None = None,
 ) -> CategoricalKnob:
-    """Declare a knob with choices; a flag has the choices ``False`` and ``True``."""
+    """Declare a knob with choices; a flag has the choices ``False`` and ``True``.
+
+    Raises:
+        SpaceError: There are no choices, or the default is none of them.
+    """
+    if isinstance(choices, str):
+        raise SpaceError(
+            f"knob {name}: choices {choices!r} are a single text", hint="Give a list of choices."
+        )
     return CategoricalKnob(name, help, group, exact, unit, condition, tuple(choices), default)
 
 

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hvd_autosync.errors import StoreError
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
@@ -88,6 +89,10 @@ class Study(AskTellStudy):
             StoreError: There is no such study, or the store cannot be read.
             TraceFormatError: The file is damaged, of a newer version, or not a trace.
         """
+        if not isinstance(source, (str, os.PathLike)):
+            raise StoreError(
+                f"{source!r:.200} names no study", hint='Give an id, "last" or the path of a trace.'
+            )
         return cls(*open_trace(os.fspath(source), store))
 
     def __str__(self) -> str:

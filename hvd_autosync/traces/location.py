@@ -115,10 +115,14 @@ def resolve_location(location: str | os.PathLike[str] | None) -> Location:
             ``HVD_AUTOSYNC_STORE`` names; without that variable, the default.
 
     Raises:
-        StoreError: The URL cannot be parsed.
+        StoreError: The URL cannot be parsed, or is no text.
     """
     if location is None:
         location = os.environ.get("HVD_AUTOSYNC_STORE") or _default_file()
+    if not isinstance(location, (str, os.PathLike)):
+        raise StoreError(
+            f"{location!r:.200} is not the location of a store", hint="Give a path or a URL."
+        )
     text = os.fspath(location)
     if "://" not in text:
         file = Path(os.path.expanduser(text)).absolute()  # noqa: PTH111 (it never fails)

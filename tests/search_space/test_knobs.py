@@ -1,6 +1,7 @@
 """Knobs: domains, scales, round trips, restrictions."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,6 +67,29 @@ def test_categories_tell_numbers_from_flags() -> None:
 def test_bounds_the_wrong_way_round_are_refused() -> None:
     with pytest.raises(SpaceError, match="above upper bound"):
         float_knob("x", 2.0, 1.0, 1.5, help="")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "multiple", "named"),
+    [
+        (0, math.inf, "linear", 1, "bound inf"),
+        (math.nan, 8, "linear", 1, "bound nan"),
+        ("0", 8, "linear", 1, "bound '0'"),
+        (0, 8, "cubic", 1, "'cubic'"),
+        (0, 8, "linear", 0, "multiple 0"),
+        (0, 8, "linear", -2, "multiple -2"),
+    ],
+)
+def test_impossible_declarations_are_named(
+    low: Any, high: Any, scale: Any, multiple: int, named: str
+) -> None:
+    with pytest.raises(SpaceError, match=named):
+        integer_knob("a", low, high, 1, help="", scale=scale, multiple=multiple)
+
+
+def test_one_text_is_no_list_of_choices() -> None:
+    with pytest.raises(SpaceError, match="'ring' are a single text"):
+        categorical_knob("a", "ring", "r", help="")
 
 
 def test_a_log_scale_without_offset_cannot_contain_zero() -> None:

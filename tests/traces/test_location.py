@@ -4,10 +4,12 @@ import stat
 from collections import namedtuple
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from hvd_autosync.api.results import Study
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.traces.location import default_store_url, prepare_file, resolve_location
 from hvd_autosync.traces.store import TraceStore
@@ -71,6 +73,14 @@ def test_a_url_that_cannot_be_read_hides_its_password() -> None:
     with pytest.raises(StoreError) as caught:
         resolve_location("postgresql://me:s3cr/et@host:port/db")
     assert "s3cr" not in str(caught.value) and "et@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("location", [5, b"t.db", []])
+def test_a_location_is_a_text(location: Any) -> None:
+    with pytest.raises(StoreError, match="is not the location of a store"):
+        resolve_location(location)
+    with pytest.raises(StoreError, match="names no study"):
+        Study.load(location)
 
 
 def test_new_files_and_folders_are_private(tmp_path: Path) -> None:
