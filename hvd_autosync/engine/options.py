@@ -36,6 +36,8 @@ _OF_DRIVERS = ("DRIVER", "FILES", "FOLDER", "JOB", "REFUSAL", "STOPPED", "TRIAL"
 
 #: Mutually exclusive options that replace "tune, then train".
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
+#: Those that have no plan to print.
+_WITHOUT_PLAN = ("strategy", "replay")
 #: Options that name files.
 _PATHS = ("space", "store")
 REUSE_CHOICES = ("auto", "never", "only")
@@ -328,14 +330,20 @@ def resolve_options(
     options = Options(**values)
     if options.mode == "live":
         check_live(options)
-    given_purposes = [option_name(name) for name in _PURPOSES if getattr(options, name)]
-    if len(given_purposes) > 1:
-        raise ConfigurationError(
-            f"{' and '.join(given_purposes)} are mutually exclusive",
-            hint="Keep one of them, on the command line, in the environment or in the "
-            "configuration file.",
-        )
+    for exclusive in (_PURPOSES, *((name, "dry_run") for name in _WITHOUT_PLAN)):
+        given_names = [option_name(name) for name in exclusive if _is_given(options, name)]
+        if len(given_names) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(given_names)} are mutually exclusive",
+                hint="Keep one of them, on the command line, in the environment or in the "
+                "configuration file.",
+            )
     return options
+
+
+def _is_given(options: Options, name: str) -> bool:
+    """Return whether a switch is on, or a text, however short, is given."""
+    return getattr(options, name) not in (None, False)
 
 
 def check_live(options: Options) -> None:
@@ -356,7 +364,7 @@ def not_live(options: Options) -> str:
             "compared in launched trials"
         )
     for name in (*_PURPOSES, "keep_trial_files"):
-        if getattr(options, name):
+        if _is_given(options, name):
             return f"{option_name(name)} has no meaning where the training itself is tuned"
     return ""
 

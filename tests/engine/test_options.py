@@ -108,6 +108,9 @@ def test_only_our_options_are_taken_out() -> None:
         (("recurring", "replay=last"), {}, "recurring and --autosync-replay"),
         (("tune-only", "replay=last"), {}, "replay and --autosync-tune-only"),
         (("tune-only",), {"STRATEGY": "a.toml"}, "strategy and --autosync-tune-only"),
+        (("strategy=", "replay="), {}, "strategy and --autosync-replay"),
+        (("dry-run", "strategy=a.toml"), {}, "strategy and --autosync-dry-run"),
+        (("dry-run", "replay=last"), {}, "replay and --autosync-dry-run"),
     ],
 )
 def test_two_answers_to_one_question_are_refused(
