@@ -14,7 +14,7 @@ from types import ModuleType
 
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.util.import_hook import when_imported
-from hvd_autosync.util.variables import LIVE_VARIABLE
+from hvd_autosync.util.variables import LIVE_VARIABLE, is_on
 
 _LAUNCHER = "horovod.runner.launch"
 #: ``prctl`` option of Linux (``linux/prctl.h``).
@@ -82,7 +82,7 @@ def _start() -> None:
         if driver:
             _end_with(int(driver))
         when_imported(_LAUNCHER, _extend_launcher, run_as_main=_RUN_LAUNCHER)
-    elif ranked and os.environ.get(LIVE_VARIABLE, "0") not in ("", "0"):
+    elif ranked and is_on(os.environ.get(LIVE_VARIABLE, "")):
         from hvd_autosync.runtime.install.hooks import install_live
 
         install_live()

@@ -22,6 +22,7 @@ from hvd_autosync.runtime.driver.environment import DISABLE_VARIABLE
 from hvd_autosync.search_space import HorovodBuild
 from hvd_autosync.util.patches import PATCHES, missing_targets, tested_here
 from hvd_autosync.util.private_names import TESTED_VERSIONS, missing_names, untested
+from hvd_autosync.util.variables import is_on
 from hvd_autosync.util.versions import versions
 
 _TESTED_HOROVOD = TESTED_VERSIONS["horovod"].rpartition(".")[0] + "."
@@ -194,7 +195,7 @@ def _check_mpi(build: HorovodBuild) -> Finding:
 
 def check_plugin() -> Finding:
     """Check whether ``horovodrun --help`` lists ``--autosync``."""
-    if os.environ.get(DISABLE_VARIABLE, "") not in ("", "0"):
+    if is_on(os.environ.get(DISABLE_VARIABLE, "")):
         return Finding(
             "plugin",
             Severity.FAIL,

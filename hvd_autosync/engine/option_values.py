@@ -10,6 +10,7 @@ from collections.abc import Callable
 from os.path import expanduser
 
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+from hvd_autosync.util.variables import is_on
 
 #: URLs of SQLite databases in memory.
 _IN_MEMORY = re.compile(r"sqlite(\+\w+)?:///?(:memory:)?(\?.*)?")
@@ -73,7 +74,7 @@ def switch(text: str) -> bool:
     """Return whether a switch is on."""
     if text.lower() not in ("0", "1", "true", "false", "yes", "no", "on", "off"):
         raise ValueError("must be 1 or 0")
-    return text.lower() in ("1", "true", "yes", "on")
+    return is_on(text)
 
 
 def file_path(text: str) -> str:

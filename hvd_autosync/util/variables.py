@@ -27,6 +27,14 @@ STUDY_NOTE = "study"
 #: File that a notebook creates there to end the tuning of such a training, which then goes on.
 END_TUNING_NOTE = "end-tuning"
 
+#: Texts of a switch that is off, in small letters; so they are in hvd_autosync.pth.
+OFF = ("", "0", "false", "no", "off")
+
+
+def is_on(text: str) -> bool:
+    """Return whether the text of a variable switches something on."""
+    return text.lower() not in OFF
+
 
 def set_variables(variables: Mapping[str, str | None]) -> None:
     """Set environment variables of this process; those that are ``None`` are unset."""

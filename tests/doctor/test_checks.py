@@ -199,6 +199,9 @@ def test_a_plugin_that_is_switched_off_fails(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HVD_AUTOSYNC_DISABLE", "1")
     check = doctor.check_plugin()
     assert (check.severity, check.remedy) == (Severity.FAIL, "Unset HVD_AUTOSYNC_DISABLE.")
+    monkeypatch.setenv("HVD_AUTOSYNC_DISABLE", "off")
+    monkeypatch.setattr(doctor, "_knows_autosync", lambda launcher: True)
+    assert doctor.check_plugin().text.startswith("active")
 
 
 def test_the_horovodrun_on_the_path_is_asked(

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync.util.variables import OFF
+
 PTH = Path(__file__).parents[2] / "hvd_autosync.pth"
 STUB = "import sys\nsys.stderr.write('hooked\\n')\n"
 
@@ -85,7 +87,8 @@ def test_worker_is_hooked(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "hooked"), [("1", False), ("yes", False), ("0", True), ("", True)]
+    ("value", "hooked"),
+    [("1", False), ("yes", False), ("any", False), *((text, True) for text in (*OFF, "False"))],
 )
 def test_disable_variable(site: Site, value: str, hooked: bool) -> None:
     for variables in ({"HVD_AUTOSYNC_TRIAL": "e30="}, {}):

@@ -27,6 +27,7 @@ from hvd_autosync.util.variables import (
     LIVE_VARIABLE,
     REFUSAL_VARIABLE,
     TUNING_ENDED_NOTE,
+    is_on,
 )
 
 
@@ -37,7 +38,7 @@ def activate_live(folder: str) -> None:
         folder: Working directory at the start of this process; empty if there was none.
     """
     # Processes that the script starts are no ranks.
-    if os.environ.pop(LIVE_VARIABLE, "0") in ("", "0"):
+    if not is_on(os.environ.pop(LIVE_VARIABLE, "")):
         return
     refusal = os.environ.pop(REFUSAL_VARIABLE, "")
     # A wrapper may have changed it since the flag.

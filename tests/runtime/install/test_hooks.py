@@ -83,6 +83,21 @@ def test_training_with_a_plan_measures_nothing(run_python: Callable[[str], str])
     assert run_python(code).splitlines() == ["True 4", "True"]
 
 
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("off", False), ("False", False)])
+def test_live_tuning_is_a_switch(run_python: Callable[[str], str], text: str, on: bool) -> None:
+    code = (
+        "import os, sys\n"
+        f"os.environ |= {{'HVD_AUTOSYNC_LIVE': {text!r}, 'HOROVOD_RANK': '0'}}\n"
+        "from hvd_autosync.runtime.install import hooks\n"
+        "hooks.install_live = lambda: print('live')\n"
+        "import hvd_autosync.bootstrap\n"
+        "from hvd_autosync.runtime.install import live_activation\n"
+        "live_activation.Helper.start = lambda folder: print('helper')\n"
+        "live_activation.activate_live('')\n"
+    )
+    assert run_python(code).split() == (["live", "helper"] if on else [])
+
+
 @pytest.mark.parametrize("of_the_flag", ["", "/usr"])
 def test_the_process_that_tunes_works_where_the_job_was_started(
     run_python: Callable[[str], str], of_the_flag: str
