@@ -5,6 +5,7 @@ Every function raises ``ValueError`` that says what a value must be.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from os.path import expanduser
@@ -16,8 +17,8 @@ from hvd_autosync.util.variables import is_on
 _IN_MEMORY = re.compile(r"sqlite(\+\w+)?:///?(:memory:)?(\?.*)?")
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a parser of integers of ``minimum`` and more."""
+def at_least(minimum: int, below: float = math.inf) -> Callable[[str], int]:
+    """Return a parser of integers of ``minimum`` and more, below a limit."""
 
     def parse(text: str) -> int:
         try:
@@ -26,6 +27,8 @@ def at_least(minimum: int) -> Callable[[str], int]:
             raise ValueError("must be an integer") from None
         if value < minimum:
             raise ValueError(f"must be at least {minimum}")
+        if value >= below:
+            raise ValueError(f"must be less than {below}")
         return value
 
     return parse

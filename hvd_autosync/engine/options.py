@@ -227,7 +227,12 @@ class Options:
     dry_run: bool = _option(
         False, switch, "", "Print the search space and the plan without launching anything."
     )
-    seed: int = _option(defaults.SEED, at_least(0), "N", "Seed of the tuner's random choices.")
+    seed: int = _option(
+        defaults.SEED,
+        at_least(0, below=defaults.SEEDS),
+        "N",
+        "Seed of the tuner's random choices, below 2**32.",
+    )
 
 
 def option_name(name: str) -> str:

@@ -11,5 +11,7 @@ LOSS_TOLERANCE = 0.01
 GOAL = "steps"
 GOALS = (GOAL, "time-to-loss")
 SEED = 0
+#: Number of seeds that every generator takes.
+SEEDS = 2**32
 #: Assumed hours of training where the user does not give them.
 EXPECTED_HOURS = 10.0

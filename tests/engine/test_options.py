@@ -56,6 +56,8 @@ def test_defaults_are_the_documented_ones() -> None:
         ("allow", "codec,magic"),
         ("reuse", "maybe"),
         ("seed", "-1"),
+        ("seed", "4294967296"),
+        ("seed", "9" * 5000),
         ("store", "sqlite://"),
         ("store", "sqlite:///:memory:"),
     ],
