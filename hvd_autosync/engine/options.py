@@ -57,7 +57,7 @@ class Options:
 
     trials: int = _option(
         defaults.TRIALS,
-        at_least(1),
+        at_least(defaults.LEAST["trials"]),
         "N",
         "Maximum number of trials before confirmation, including the trial of the default "
         "strategy.",
@@ -75,21 +75,21 @@ class Options:
     )
     steps: int | None = _option(
         None,
-        at_least(5),
+        at_least(defaults.LEAST["steps"]),
         "N",
         f"Number of measured steps per trial. Default: {defaults.STEPS}, or fewer if steps are "
         "long.",
     )
     warmup: int | None = _option(
         None,
-        at_least(1),
+        at_least(defaults.LEAST["warmup"]),
         "N",
         f"Number of warm-up steps per trial, which are not measured. Default: {defaults.WARMUP}; "
         "after the trial of the default strategy fewer if steps are long.",
     )
     quality_steps: int = _option(
         defaults.QUALITY_STEPS,
-        at_least(40),
+        at_least(defaults.LEAST["quality_steps"]),
         "N",
         "Number of steps of each quality trial, which compares the losses of a lossy strategy with "
         "those of the default; up to eight times as many if the default's loss does not fall in "

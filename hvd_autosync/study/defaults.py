@@ -11,6 +11,8 @@ LOSS_TOLERANCE = 0.01
 GOAL = "steps"
 GOALS = (GOAL, "time-to-loss")
 SEED = 0
+#: Smallest values of the numbers of trials and steps.
+LEAST = {"trials": 1, "steps": 5, "warmup": 1, "quality_steps": 40}
 #: Number of seeds that every generator takes.
 SEEDS = 2**32
 #: Assumed hours of training where the user does not give them.

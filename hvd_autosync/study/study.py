@@ -99,12 +99,15 @@ class AskTellStudy:
             command: The command, for people.
 
         Raises:
-            ConfigurationError: An argument has a wrong type; nothing was written.
+            ConfigurationError: An argument or a setting has a wrong type or value; nothing was
+                written.
             StoreError: The store cannot be used.
         """
+        settings = StudySettings() if settings is None else settings
         _check_type("space", space, SearchSpace)
         _check_type("settings", settings, StudySettings)
         _check_type("task", task, Task)
+        settings.check()
         if learner is not None and not callable(getattr(learner, "suggest", None)):
             raise ConfigurationError(
                 f"invalid value {learner!r:.200} for learner", hint="Give an object with suggest()."
@@ -117,7 +120,7 @@ class AskTellStudy:
         record = traces.create_study(
             job_key=job_key,
             command=tuple(command),
-            settings=(settings or StudySettings()).to_json(),
+            settings=settings.to_json(),
             versions=deciding_versions(),
         )
         study = cls(traces, record, learner)

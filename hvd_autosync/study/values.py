@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError, TraceFormatError
 from hvd_autosync.search_space import Strategy, TrialResult
-from hvd_autosync.search_space.records import LEFT_OUT, OrNan, Real, Record
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+from hvd_autosync.search_space.records import LEFT_OUT, OrNan, Real, Record, read
 from hvd_autosync.search_space.trial import enough_steps
 from hvd_autosync.study import defaults
 from hvd_autosync.study.confirm import Comparison
@@ -19,14 +21,6 @@ from hvd_autosync.traces.validity import UnknownValueError, check_strategy
 
 #: Fewest warm-up steps of a shortened trial.
 _FEWEST_WARMUP = 3
-#: Settings that are whole numbers, and the least value of each.
-_LEAST = {"trials": 1, "steps": 1, "warmup": 0, "quality_steps": 1, "seed": 0}
-#: Settings that are numbers above 0.
-_POSITIVE = ("minutes", "quality_minutes", "loss_tolerance", "expected_hours")
-
-
-def _wrong(name: str, value: object, remedy: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} is {value!r:.200}", hint=remedy)
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class StudySettings(Record):
         mode: Where trials run: ``"launched"`` or ``"live"``, in the steps of the training.
 
     Raises:
-        ConfigurationError: A setting has a wrong type or value.
+        ConfigurationError: The loss tolerance is not above 0.
     """
 
     trials: int = defaults.TRIALS
@@ -77,21 +71,43 @@ class StudySettings(Record):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise _wrong(name, value, f"Give a whole number of at least {least}.")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not (is_number and value > 0) and not (name == "minutes" and value is None):
-                raise _wrong(name, value, "Give a number above 0.")
-        if self.goal not in defaults.GOALS:
-            raise _wrong("goal", self.goal, f"Choose one of {', '.join(defaults.GOALS)}.")
-        if isinstance(self.allow, str) or not isinstance(self.allow, Sequence):
-            raise _wrong("allow", self.allow, "Give a tuple of groups of lossy knobs.")
-        if not isinstance(self.transfer, bool):
-            raise _wrong("transfer", self.transfer, "Give True or False.")
+        if not self.loss_tolerance > 0:
+            raise ConfigurationError(
+                f"loss_tolerance is {self.loss_tolerance}",
+                hint="Choose a share above 0, or allow no lossy knobs.",
+            )
+
+    def check(self) -> None:
+        """Check all settings, as a study begins; those of a stored study may be of older rules.
+
+        Raises:
+            ConfigurationError: A setting has a wrong type or value; the message names both.
+        """
+        try:
+            read(StudySettings, self.to_json())
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(
+                f"invalid settings of a study: {error}",
+                hint="Give each setting the type that StudySettings documents.",
+            ) from None
+        for name, least in defaults.LEAST.items():
+            self._require(name, getattr(self, name) >= least, f"{least} or more")
+        self._require("seed", 0 <= self.seed < defaults.SEEDS, f"0 to {defaults.SEEDS - 1}")
+        for name in ("minutes", "quality_minutes", "loss_tolerance", "expected_hours"):
+            number = getattr(self, name)
+            fits = number is None or 0 < number < math.inf
+            self._require(name, fits, "a finite number above 0")
+        for name, words in (("goal", defaults.GOALS), ("mode", ("launched", "live"))):
+            self._require(name, getattr(self, name) in words, " or ".join(map(repr, words)))
+        known = set(self.allow) <= set(LOSSY_GROUPS)
+        self._require("allow", known, f"groups of {', '.join(map(repr, LOSSY_GROUPS))}")
+
+    def _require(self, name: str, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise ConfigurationError(
+                f"invalid value {getattr(self, name)!r:.60} for {name} of StudySettings",
+                hint=f"Give {wanted}.",
+            )
 
     def steps_after(self, default: TrialResult | None) -> tuple[int, int]:
         """Return the numbers of warm-up and measured steps of a trial after the default's.

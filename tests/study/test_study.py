@@ -1,5 +1,8 @@
 """The loop on a simulated job: a step time that depends on the strategy, plus noise."""
 
+import gzip
+import itertools
+import json
 import math
 import os
 import signal
@@ -42,6 +45,8 @@ from hvd_autosync.study.study import AskTellStudy, counted
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord
 from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S
+
+TRACES = Path(__file__).parents[2] / "benchmarks" / "traces"
 
 SPACE = SearchSpace(
     (
@@ -660,30 +665,6 @@ def test_trials_of_which_only_the_steps_are_told_use_up_the_minutes(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("trials", 0),
-        ("trials", 2.5),
-        ("trials", "3"),
-        ("steps", -5),
-        ("warmup", -1),
-        ("seed", True),
-        ("minutes", 0),
-        ("minutes", "5"),
-        ("expected_hours", math.nan),
-        ("quality_minutes", None),
-        ("goal", ""),
-        ("allow", "codec"),
-        ("transfer", "never"),
-    ],
-)
-def test_settings_that_cannot_be_are_named(name: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} is {value!r}") as caught:
-        StudySettings(**{name: value})
-    assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
     [("space", []), ("settings", {}), ("task", 5), ("learner", "tpe"), ("command", "python a.py")],
 )
 def test_a_study_of_something_else_is_not_begun(tmp_path: Path, name: str, value: Any) -> None:
@@ -699,6 +680,46 @@ def test_a_loss_tolerance_that_admits_nothing_is_refused(tolerance: float) -> No
         StudySettings(loss_tolerance=tolerance)
     with pytest.raises(TraceFormatError, match="settings of a study are damaged"):
         StudySettings.from_json({**StudySettings().to_json(), "loss_tolerance": tolerance})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("trials", value) for value in (-5, 0, 2.5, "x", True)),
+        *((name, 0) for name in ("steps", "warmup", "minutes", "expected_hours")),
+        ("steps", 4),
+        ("quality_steps", 39),
+        *(("minutes", value) for value in (-1, math.nan, math.inf, "5")),
+        *(("seed", value) for value in (-1, 2**32, 1.0)),
+        *(("goal", value) for value in ("loss", None, [])),
+        *(("allow", value) for value in ("codec", ("bogus",), 5)),
+        ("loss_tolerance", math.inf),
+        ("mode", "auto"),
+        ("transfer", "yes"),
+    ],
+)
+def test_settings_that_cannot_be_are_named_before_a_study_begins(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=name) as caught:
+        study(tmp_path, **{name: value})
+    assert repr(value) in caught.value.message and caught.value.hint
+    assert not (tmp_path / "traces.db").exists()
+
+
+def test_stored_settings_are_read_by_the_rules_of_their_time() -> None:
+    settings = {**StudySettings().to_json(), "steps": 3, "allow": ["retired"], "seed": 2**40}
+    assert StudySettings.from_json(settings).allow == ("retired",)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(TRACES.rglob("*.jsonl.gz")), ids=lambda path: path.name.partition(".")[0]
+)
+def test_settings_of_every_kept_trace_are_read(path: Path) -> None:
+    with gzip.open(path, "rt") as lines:
+        records = [json.loads(line) for line in itertools.islice(lines, 2)]
+    stored = records[1]["settings"]  # below the header
+    assert StudySettings.from_json(stored).allow == tuple(stored["allow"])
 
 
 def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:
