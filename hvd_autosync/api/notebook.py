@@ -12,7 +12,8 @@ from hvd_autosync.api.arguments import INSTEAD, check_arguments
 from hvd_autosync.api.live_tuning import tune_live
 from hvd_autosync.api.results import Study
 from hvd_autosync.engine.job_line import parse_words, read_job
-from hvd_autosync.engine.options import Options, as_text, variable_name
+from hvd_autosync.engine.option_values import variable_name
+from hvd_autosync.engine.options import Options, as_text
 from hvd_autosync.engine.preflight import check_command, check_hosts, start_driver_log
 from hvd_autosync.engine.tuning import Listener, TuningInterrupted
 from hvd_autosync.engine.tuning import tune as tune_job

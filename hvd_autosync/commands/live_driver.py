@@ -19,7 +19,8 @@ from hvd_autosync import extensions
 from hvd_autosync.commands.flag import guarded
 from hvd_autosync.commands.live_train import train_live
 from hvd_autosync.commands.tune_and_train import tune_and_train
-from hvd_autosync.engine.options import Options, resolve_options, variable_name
+from hvd_autosync.engine.option_values import variable_name
+from hvd_autosync.engine.options import Options, resolve_options
 from hvd_autosync.launch.job import Job
 from hvd_autosync.util.log import start_log
 from hvd_autosync.util.variables import JOB_VARIABLE

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from hvd_autosync import extensions
+from hvd_autosync.engine.option_values import option_name
 from hvd_autosync.engine.options import (
     IMPLY,
     Options,
@@ -40,7 +41,8 @@ class _Parser(argparse.ArgumentParser):
         given = given_options(parsed)
         parsed.autosync |= not IMPLY.isdisjoint(given)
         if given and not parsed.autosync:
-            self.error(f"{given[0]} has no effect without --autosync; add --autosync or remove it")
+            name = option_name(given[0])
+            self.error(f"{name} has no effect without --autosync; add --autosync or remove it")
         if parsed.autosync and not parsed.check_build:
             try:
                 _refuse(parsed)

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from hvd_autosync import extensions
-from hvd_autosync.engine.options import Options, check_live, resolve_options
+from hvd_autosync.engine.option_conflicts import check_live
+from hvd_autosync.engine.options import Options, resolve_options
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host
 from hvd_autosync.search_space.horovod_settings import held_by_environment

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from hvd_autosync import extensions
 from hvd_autosync.engine.compatibility import why_again
-from hvd_autosync.engine.options import Options, not_live
+from hvd_autosync.engine.option_conflicts import not_live
+from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
@@ -109,8 +110,6 @@ def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> st
     """
     if reason := not_live(options):
         return reason
-    if options.runner == "cold":
-        return "--autosync-runner cold says how trials are launched"
     if job.world_size == 1:
         return "the job has a single rank, which synchronizes with no other"
     if job.hosts[0] in remote_hosts(job):

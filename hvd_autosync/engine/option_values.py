@@ -1,6 +1,6 @@
-"""From the words of options to their values.
+"""The names of options, and from their words to their values.
 
-Every function raises ``ValueError`` that says what a value must be.
+Every parser raises ``ValueError`` that says what a value must be.
 """
 
 from __future__ import annotations
@@ -13,8 +13,20 @@ from os.path import expanduser
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.util.variables import is_on
 
+#: Variables of this package begin so.
+PREFIX = "HVD_AUTOSYNC_"
 #: URLs of SQLite databases in memory.
 _IN_MEMORY = re.compile(r"sqlite(\+\w+)?:///?(:memory:)?(\?.*)?")
+
+
+def option_name(name: str) -> str:
+    """``--autosync-tune-only`` for ``tune_only``."""
+    return f"--autosync-{name.replace('_', '-')}"
+
+
+def variable_name(name: str) -> str:
+    """``HVD_AUTOSYNC_TUNE_ONLY`` for ``tune_only``."""
+    return f"{PREFIX}{name.upper()}"
 
 
 def at_least(minimum: int, below: float = math.inf) -> Callable[[str], int]:

@@ -15,29 +15,28 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hvd_autosync.engine.option_conflicts import check_together
 from hvd_autosync.engine.option_values import (
+    PREFIX,
     at_least,
     file_path,
     lossy_groups,
     number,
     one_of,
+    option_name,
     positive,
     store_location,
     switch,
+    variable_name,
 )
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.study import defaults
 
-_PREFIX = "HVD_AUTOSYNC_"
 #: Variables with that prefix that are not options: read elsewhere, or set by drivers for workers.
 _READ_ELSEWHERE = ("DISABLE", "EXTENSIONS", "LIVE", "LOG")
 _OF_DRIVERS = ("DRIVER", "FILES", "FOLDER", "JOB", "REFUSAL", "STOPPED", "TRIAL", "TRIAL_ID")
 
-#: Mutually exclusive options that replace "tune, then train".
-_PURPOSES = ("recurring", "strategy", "replay", "tune_only")
-#: Those that have no plan to print.
-_WITHOUT_PLAN = ("strategy", "replay")
 #: Options that name files.
 _PATHS = ("space", "store")
 REUSE_CHOICES = ("auto", "never", "only")
@@ -235,18 +234,8 @@ class Options:
     )
 
 
-def option_name(name: str) -> str:
-    """``--autosync-tune-only`` for ``tune_only``."""
-    return f"--autosync-{name.replace('_', '-')}"
-
-
-def variable_name(name: str) -> str:
-    """``HVD_AUTOSYNC_TUNE_ONLY`` for ``tune_only``."""
-    return f"{_PREFIX}{name.upper()}"
-
-
 #: Options that imply ``--autosync``.
-IMPLY = frozenset(map(option_name, ("strategy", "replay")))
+IMPLY = frozenset(("strategy", "replay"))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -283,11 +272,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def given_options(arguments: argparse.Namespace) -> list[str]:
     """Names of our options that the command line contains."""
-    return [
-        option_name(each.name)
-        for each in fields(Options)
-        if getattr(arguments, f"autosync_{each.name}", None) is not None
-    ]
+    names = [each.name for each in fields(Options)]
+    return [name for name in names if getattr(arguments, f"autosync_{name}", None) is not None]
 
 
 def resolve_options(
@@ -304,7 +290,7 @@ def resolve_options(
 
     Raises:
         ConfigurationError: A value is invalid; the message names source, value and remedy. Or a
-            variable or an entry of the file is not an option.
+            variable or an entry of the file is not an option, or options exclude each other.
     """
     _refuse_unknown(environment)
     section = dict(section or {})
@@ -333,45 +319,8 @@ def resolve_options(
             hint=f"Known entries are {', '.join(each.name for each in fields(Options))}.",
         )
     options = Options(**values)
-    if options.mode == "live":
-        check_live(options)
-    for exclusive in (_PURPOSES, *((name, "dry_run") for name in _WITHOUT_PLAN)):
-        given_names = [option_name(name) for name in exclusive if _is_given(options, name)]
-        if len(given_names) > 1:
-            raise ConfigurationError(
-                f"{' and '.join(given_names)} are mutually exclusive",
-                hint="Keep one of them, on the command line, in the environment or in the "
-                "configuration file.",
-            )
+    check_together(options, given_options(arguments))
     return options
-
-
-def _is_given(options: Options, name: str) -> bool:
-    """Return whether a switch is on, or a text, however short, is given."""
-    return getattr(options, name) not in (None, False)
-
-
-def check_live(options: Options) -> None:
-    """Check that options mean something where a training is tuned in its own steps.
-
-    Raises:
-        ConfigurationError: One does not.
-    """
-    if reason := not_live(options):
-        raise ConfigurationError(reason, hint="Remove it, or choose --autosync-mode launched.")
-
-
-def not_live(options: Options) -> str:
-    """Return why options exclude live tuning; empty if they do not."""
-    if options.allow:
-        return (
-            f"lossy knobs ({', '.join(options.allow)}) cannot be tuned live: their losses are "
-            "compared in launched trials"
-        )
-    for name in (*_PURPOSES, "keep_trial_files"):
-        if _is_given(options, name):
-            return f"{option_name(name)} has no meaning where the training itself is tuned"
-    return ""
 
 
 def as_text(value: object) -> str:
@@ -382,10 +331,10 @@ def as_text(value: object) -> str:
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     """Reject variables with our prefix that are not options, such as misspelt ones."""
     of_users = [variable_name(each.name) for each in fields(Options)]
-    of_users += [f"{_PREFIX}{name}" for name in _READ_ELSEWHERE]
-    known = {*of_users, *(f"{_PREFIX}{name}" for name in _OF_DRIVERS)}
+    of_users += [f"{PREFIX}{name}" for name in _READ_ELSEWHERE]
+    known = {*of_users, *(f"{PREFIX}{name}" for name in _OF_DRIVERS)}
     for name in environment:
-        if name.startswith(_PREFIX) and name not in known:
+        if name.startswith(PREFIX) and name not in known:
             near = difflib.get_close_matches(name, of_users, 1)
             raise ConfigurationError(
                 f"unknown environment variable {name}={environment[name]!r}",

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from hvd_autosync import __version__
-from hvd_autosync.engine.options import Options, option_name
+from hvd_autosync.engine.option_values import option_name
+from hvd_autosync.engine.options import Options
 from hvd_autosync.reporting.knob_page import cost_page, knob_page
 from hvd_autosync.search_space import CATALOGUE, Knob
 from hvd_autosync.search_space.catalogue import FAMILIES

@@ -4,13 +4,8 @@ import argparse
 
 import pytest
 
-from hvd_autosync.engine.options import (
-    Options,
-    add_options,
-    option_name,
-    resolve_options,
-    without_our_options,
-)
+from hvd_autosync.engine.option_values import option_name
+from hvd_autosync.engine.options import Options, add_options, resolve_options, without_our_options
 from hvd_autosync.errors import ConfigurationError
 
 
@@ -121,6 +116,49 @@ def test_two_answers_to_one_question_are_refused(
     environment = {f"HVD_AUTOSYNC_{name}": value for name, value in variables.items()}
     with pytest.raises(ConfigurationError, match=f"--autosync-{said} are mutually exclusive"):
         resolve_options(parsed(*(f"--autosync-{word}" for word in words)), environment)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        *(
+            ((f"{name}=1",), {}, f"{name} has no effect without --autosync-recurring")
+            for name in ("target", "tolerance", "repeats")
+        ),
+        (("search=binary",), {}, "search has no effect without --autosync-recurring"),
+        (("goal=steps",), {}, "goal has no effect without --autosync-allow"),
+        (("quality-steps=50", "allow="), {}, "quality-steps has no effect without"),
+        (("strategy=a.toml", "trials=3"), {}, "trials has no effect with --autosync-strategy"),
+        (("strategy=a.toml", "space=b.toml"), {}, "space has no effect with --autosync-strategy"),
+        (("replay=last", "goal=steps"), {}, "goal has no effect with --autosync-replay"),
+        (("recurring", "seed=1"), {}, "seed has no effect with --autosync-recurring"),
+        (("mode=auto",), {"STRATEGY": "a.toml"}, "mode has no effect with --autosync-strategy"),
+        (("mode=live", "runner=cold"), {}, "runner cold says how trials are launched"),
+    ],
+)
+def test_options_without_effect_are_refused_with_a_remedy(
+    words: tuple[str, ...], variables: dict[str, str], said: str
+) -> None:
+    environment = {f"HVD_AUTOSYNC_{name}": value for name, value in variables.items()}
+    with pytest.raises(ConfigurationError, match=f"--autosync-{said}") as caught:
+        resolve_options(parsed(*(f"--autosync-{word}" for word in words)), environment)
+    assert caught.value.hint.startswith(("Remove ", "Add "))
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (("recurring", "target=0.9", "space=a.toml", "store=t.db", "dry-run"), {}),
+        (("target=0.9",), {"RECURRING": "1"}),
+        (("goal=steps", "allow=codec"), {}),
+        (("strategy=a.toml", "store=t.db"), {"TRIALS": "3", "TARGET": "0.9"}),  # set for all jobs
+    ],
+)
+def test_options_with_an_effect_are_taken(
+    words: tuple[str, ...], variables: dict[str, str]
+) -> None:
+    environment = {f"HVD_AUTOSYNC_{name}": value for name, value in variables.items()}
+    resolve_options(parsed(*(f"--autosync-{word}" for word in words)), environment)
 
 
 def test_lists_in_the_file_are_lists() -> None:

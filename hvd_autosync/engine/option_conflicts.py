@@ -1,0 +1,95 @@
+"""Options that exclude each other, or that have no effect beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvd_autosync.engine.option_values import option_name, variable_name
+from hvd_autosync.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from hvd_autosync.engine.options import Options
+
+#: Mutually exclusive options that replace "tune, then train".
+_PURPOSES = ("recurring", "strategy", "replay", "tune_only")
+#: Further pairs: without tuning there is no plan to print.
+_PAIRS = (("strategy", "dry_run"), ("replay", "dry_run"))
+#: Options that have an effect only beside another one.
+_NEEDING = {
+    "recurring": ("search", "target", "tolerance", "repeats"),
+    "allow": ("quality_steps", "quality_minutes", "loss_tolerance", "goal"),
+}
+#: The only options that have an effect beside one that runs no trials.
+_BESIDE = {
+    "recurring": ("allow", "space", "store", "dry_run", *_NEEDING["recurring"]),
+    "strategy": ("store",),
+    "replay": ("store",),
+}
+
+
+def check_together(options: Options, given: Sequence[str]) -> None:
+    """Check options of all sources against each other.
+
+    Args:
+        options: The options.
+        given: Names of those on the command line. Only these are refused for having no effect:
+            variables and the configuration file may be set for all jobs.
+
+    Raises:
+        ConfigurationError: Some exclude each other, or one has no effect.
+    """
+    if options.mode == "live":
+        check_live(options)
+    for exclusive in (_PURPOSES, *_PAIRS):
+        names = [option_name(name) for name in exclusive if _is_given(options, name)]
+        if len(names) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(names)} are mutually exclusive",
+                hint="Keep one of them, on the command line, in the environment or in the "
+                "configuration file.",
+            )
+    for name in given:
+        for purpose, others in _BESIDE.items():
+            if _is_given(options, purpose) and name not in (purpose, *others):
+                raise ConfigurationError(
+                    f"{option_name(name)} has no effect with {option_name(purpose)}, which runs no "
+                    "trials",
+                    hint=f"Remove one of them ({variable_name(purpose)} is the latter, too).",
+                )
+        for needed, others in _NEEDING.items():
+            if name in others and not getattr(options, needed):
+                raise ConfigurationError(
+                    f"{option_name(name)} has no effect without {option_name(needed)}",
+                    hint=f"Add {option_name(needed)}, or remove {option_name(name)}.",
+                )
+
+
+def _is_given(options: Options, name: str) -> bool:
+    """Return whether a switch is on, or a text, however short, is given."""
+    return getattr(options, name) not in (None, False)
+
+
+def check_live(options: Options) -> None:
+    """Check that options mean something where a training is tuned in its own steps.
+
+    Raises:
+        ConfigurationError: One does not.
+    """
+    if reason := not_live(options):
+        raise ConfigurationError(reason, hint="Remove it, or choose --autosync-mode launched.")
+
+
+def not_live(options: Options) -> str:
+    """Return why options exclude live tuning; empty if they do not."""
+    if options.allow:
+        return (
+            f"lossy knobs ({', '.join(options.allow)}) cannot be tuned live: their losses are "
+            "compared in launched trials"
+        )
+    for name in (*_PURPOSES, "keep_trial_files"):
+        if _is_given(options, name):
+            return f"{option_name(name)} has no meaning where the training itself is tuned"
+    if options.runner == "cold":
+        return "--autosync-runner cold says how trials are launched"
+    return ""
