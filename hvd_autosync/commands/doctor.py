@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hvd_autosync.commands.common import StoreOption, console
+from hvd_autosync.errors import AutosyncError
 
 if TYPE_CHECKING:
     from hvd_autosync.doctor.finding import Finding
@@ -54,7 +58,8 @@ def doctor(
 
     names = [host.strip().partition(":")[0] for host in hosts.split(",") if host.strip()]
     checks: list[Finding] = []
-    for check in examine(names, ssh=(ssh_port, ssh_identity_file), store=store):
+    findings = examine(names, ssh=(ssh_port, ssh_identity_file), store=store)
+    for check in itertools.chain(findings, [check_variables()]):
         checks.append(check)
         if not as_json:
             print_check(check)
@@ -66,6 +71,21 @@ def doctor(
     else:
         print_patches(patches)
     raise typer.Exit(int(failed))
+
+
+def check_variables() -> Finding:
+    """Check the environment variables from which jobs read their options, and the space file."""
+    from hvd_autosync.doctor.finding import Finding, Severity
+    from hvd_autosync.engine.option_values import PREFIX
+    from hvd_autosync.engine.options import resolve_options
+    from hvd_autosync.engine.study_options import load_restrictions
+
+    try:
+        load_restrictions(resolve_options(argparse.Namespace()).space)
+    except AutosyncError as error:
+        return Finding("variables", Severity.FAIL, error.message, error.hint)
+    names = ", ".join(sorted(name for name in os.environ if name.startswith(PREFIX)))
+    return Finding("variables", Severity.OK, f"valid: {names}" if names else "none is set")
 
 
 def print_check(check: Finding) -> None:

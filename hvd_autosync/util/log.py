@@ -32,6 +32,18 @@ class _Lines(logging.Formatter):
         return "\n".join(head + line for line in message.splitlines())
 
 
+def log_level(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the level that the variable names; ``None`` if it is not set.
+
+    Raises:
+        ValueError: The variable is not a level; the message lists the levels.
+    """
+    name = environment.get(LOG_VARIABLE, "")
+    if name and name.lower() not in _LEVELS:
+        raise ValueError(f"{LOG_VARIABLE} is {name!r}; the levels are {', '.join(_LEVELS)}")
+    return _LEVELS.get(name.lower())
+
+
 def start_log(process: str, environment: Mapping[str, str] = os.environ) -> None:
     """Write the package's log to the error output, if the variable is set.
 
@@ -42,11 +54,9 @@ def start_log(process: str, environment: Mapping[str, str] = os.environ) -> None
     Raises:
         ValueError: The variable is not a level; the message lists the levels.
     """
-    name = environment.get(LOG_VARIABLE, "")
-    if not name:
+    level = log_level(environment)
+    if level is None:
         return
-    if name.lower() not in _LEVELS:
-        raise ValueError(f"{LOG_VARIABLE} is {name!r}; the levels are {', '.join(_LEVELS)}")
     logger = logging.getLogger(_PACKAGE)
     if logger.handlers:  # set up before the fork
         for handler in logger.handlers:
@@ -55,5 +65,5 @@ def start_log(process: str, environment: Mapping[str, str] = os.environ) -> None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(process))
     logger.addHandler(handler)
-    logger.setLevel(_LEVELS[name.lower()])
+    logger.setLevel(level)
     logger.propagate = False  # a script's own root logger would write each line again

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync.commands.doctor import check_variables
 from hvd_autosync.doctor import checks as doctor
 from hvd_autosync.doctor.finding import Finding, Severity
 from hvd_autosync.errors import HorovodBuildError
@@ -298,6 +299,31 @@ def test_threads_must_fit_the_cores(
     check = doctor.check_threads()
     assert check.severity.value == severity
     assert ("OMP_NUM_THREADS=8/RANKS-PER-HOST" in check.remedy) is (severity == "warn")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text", "remedy"),
+    [
+        ("TRIALS", "0", "invalid value '0' for HVD_AUTOSYNC_TRIALS", "Maximum number of trials"),
+        ("TRAILS", "3", "unknown environment variable HVD_AUTOSYNC_TRAILS", "HVD_AUTOSYNC_TRIALS?"),
+        ("SPACE", "/none.toml", "the space file '/none.toml' cannot be read", "Check its path."),
+    ],
+)
+def test_variables_that_no_job_could_use_fail(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, text: str, remedy: str
+) -> None:
+    monkeypatch.setenv(f"HVD_AUTOSYNC_{name}", value)
+    check = check_variables()
+    assert (check.subject, check.severity) == ("variables", Severity.FAIL)
+    assert check.text.startswith(text) and remedy in check.remedy
+
+
+def test_variables_are_named_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("HVD_AUTOSYNC_")]:
+        monkeypatch.delenv(name)
+    assert check_variables() == Finding("variables", Severity.OK, "none is set")
+    monkeypatch.setenv("HVD_AUTOSYNC_STORE", "postgresql://u:secret@db/x")
+    assert check_variables() == Finding("variables", Severity.OK, "valid: HVD_AUTOSYNC_STORE")
 
 
 def test_a_whole_examination_of_this_installation(

@@ -20,6 +20,7 @@ from hvd_autosync.search_space.horovod_settings import (
     RANK_VARIABLES,
 )
 from hvd_autosync.search_space.sync_plan import SyncPlan
+from hvd_autosync.util.log import log_level
 from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.variables import (
     BEGUN_NOTE,
@@ -50,8 +51,9 @@ def activate_live(folder: str) -> None:
         leave_note(BEGUN_NOTE)
     if first and not reason:
         try:
+            log_level()  # the helper has this environment
             helper = Helper.start(folder)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             # The other ranks have no word of it yet; they learn it at the first boundary.
             print_line(f"the process that tunes cannot be started: {error}")
     if reason:

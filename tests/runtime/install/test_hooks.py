@@ -98,6 +98,22 @@ def test_live_tuning_is_a_switch(run_python: Callable[[str], str], text: str, on
     assert run_python(code).split() == (["live", "helper"] if on else [])
 
 
+def test_an_unknown_level_of_the_log_starts_no_helper(run_python: Callable[[str], str]) -> None:
+    """The other ranks go on as where the helper cannot be started."""
+    code = (
+        "import os, sys\n"
+        "sys.stderr = sys.stdout\n"
+        "os.environ |= {'HVD_AUTOSYNC_LIVE': '1', 'HOROVOD_RANK': '0', 'HVD_AUTOSYNC_LOG': 'x'}\n"
+        "from hvd_autosync.runtime.install import live_activation\n"
+        "live_activation.Helper.start = lambda folder: print('helper')\n"
+        "live_activation.activate_live('')\n"
+    )
+    assert run_python(code).splitlines() == [
+        "hvd-autosync: the process that tunes cannot be started: HVD_AUTOSYNC_LOG is 'x'; the "
+        "levels are debug, info, warning"
+    ]
+
+
 @pytest.mark.parametrize("of_the_flag", ["", "/usr"])
 def test_the_process_that_tunes_works_where_the_job_was_started(
     run_python: Callable[[str], str], of_the_flag: str
