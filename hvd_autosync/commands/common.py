@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +11,7 @@ from typer.core import TyperGroup
 
 from hvd_autosync.errors import AutosyncError, StoreError
 from hvd_autosync.util.printable import printable_output
+from hvd_autosync.util.streams import unwritable_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,8 +35,6 @@ StudyArgument = Annotated[
 ]
 
 
-#: Errors of writing.
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 #: Maximum width of a table that is not printed on a terminal.
 _WIDEST = 10_000
 
@@ -61,18 +57,11 @@ class Commands(TyperGroup):
                 print(f"error: {error}", file=sys.stderr)
                 raise typer.Exit(error.exit_status) from None
             except OSError as error:
-                # An error of opening a file has its name; typer sees to a closed pipe.
-                if error.filename is not None or error.errno not in _UNWRITABLE:
+                said = unwritable_output(error)
+                if not said:  # such as a closed pipe, which typer sees to
                     raise
-                _discard_output()
-                print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+                print(f"error: {said}", file=sys.stderr)
                 raise typer.Exit(1) from None
-
-
-def _discard_output() -> None:
-    """Let Python's last flush of standard output succeed."""
-    with contextlib.suppress(OSError), open(os.devnull, "wb") as null:
-        os.dup2(null.fileno(), sys.stdout.fileno())
 
 
 def open_store(location: str | None) -> TraceStore:

@@ -23,6 +23,7 @@ from hvd_autosync.launch.masking import redact
 from hvd_autosync.launch.signals import stop_on_signals
 from hvd_autosync.util import patches
 from hvd_autosync.util.printable import printable, printable_output
+from hvd_autosync.util.streams import unwritable_output
 
 _PREFIX = "hvd-autosync"
 
@@ -47,10 +48,17 @@ def guarded(action: Callable[[], int]) -> int:
     stop_on_signals()
     try:
         with printable_output():
-            return action()
+            status = action()
+            sys.stdout.flush()  # otherwise a full disk is noticed when Python ends
+            return status
     except AutosyncError as error:
         print(f"{_PREFIX}: error: {error}", file=sys.stderr)
         return error.exit_status
+    except OSError as error:
+        if not (said := unwritable_output(error)):
+            raise
+        print(f"{_PREFIX}: error: {said}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the cleanup is done
         print(f"{_PREFIX}: stopped; run the same command again to resume", file=sys.stderr)

@@ -6,6 +6,7 @@ Every parser raises ``ValueError`` that says what a value must be.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from os.path import expanduser
@@ -97,6 +98,14 @@ def file_path(text: str) -> str:
     if not text or "\0" in text:
         raise ValueError("must be a path")
     return expanduser(text)  # noqa: PTH111 (an unknown user is no error)
+
+
+def folder(text: str) -> str:
+    """Return the path of a folder, which need not exist; ``~`` is the home folder."""
+    path = file_path(text)
+    if os.path.lexists(path) and not os.path.isdir(path):  # noqa: PTH112
+        raise ValueError("must be a folder, or a path that does not exist yet")
+    return path
 
 
 def store_location(text: str) -> str:

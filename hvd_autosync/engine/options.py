@@ -20,6 +20,7 @@ from hvd_autosync.engine.option_values import (
     PREFIX,
     at_least,
     file_path,
+    folder,
     lossy_groups,
     number,
     one_of,
@@ -217,7 +218,7 @@ class Options:
     )
     keep_trial_files: str | None = _option(
         None,
-        file_path,
+        folder,
         "DIR",
         "Keep the files that trials write, as DIR/TRIAL/HOST/PATH. Without this option they are "
         "deleted. Later trials and the training never see them.",

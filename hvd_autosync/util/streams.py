@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 
+#: Errors of writing.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
@@ -29,3 +33,16 @@ def open_standard_streams() -> None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def unwritable_output(error: OSError) -> str:
+    """Return what is said of an error of writing standard output; empty if it is another error.
+
+    What is left of the output is discarded, so that Python's last flush of it succeeds. An error of
+    opening a file has its name.
+    """
+    if error.filename is not None or error.errno not in _UNWRITABLE:
+        return ""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())
+    return f"cannot write the output: {error.strerror}"

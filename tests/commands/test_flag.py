@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,25 @@ def test_two_dashes_may_precede_the_command() -> None:
     words = ["-np", "2", "--", *COMMAND, "--"]
     job, _ = read_job(parse_words(words), words)
     assert (job.options, job.command) == (("-np", "2"), (*COMMAND, "--"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_plan_on_a_full_disk_is_one_line() -> None:
+    code = (
+        "from hvd_autosync.commands import flag\n"
+        "def show():\n"
+        "    print('the plan')\n"
+        "    return 0\n"
+        "raise SystemExit(flag.guarded(show))\n"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "hvd-autosync: error: cannot write the output: No space left on device\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Options: their sources, their order, their refusals."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -159,6 +160,16 @@ def test_options_with_an_effect_are_taken(
 ) -> None:
     environment = {f"HVD_AUTOSYNC_{name}": value for name, value in variables.items()}
     resolve_options(parsed(*(f"--autosync-{word}" for word in words)), environment)
+
+
+def test_a_folder_for_files_of_trials_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (str(tmp_path / "file"), ""):
+        with pytest.raises(ConfigurationError, match=f"'{path}' for --autosync-keep-trial-files"):
+            resolve_options(parsed(f"--autosync-keep-trial-files={path}"), {})
+    for path in (str(tmp_path), str(tmp_path / "new" / "folder")):
+        options = resolve_options(parsed("--autosync-keep-trial-files", path), {})
+        assert options.keep_trial_files == path
 
 
 def test_lists_in_the_file_are_lists() -> None:
