@@ -47,8 +47,7 @@ def answer_line(study: StudyRecord) -> str:
     """Return the result of a study in one line."""
     study = with_knob_order(study)
     if study.status is StudyStatus.FAILED:
-        reason = first_line(str((study.outcome or {}).get("reason", "unknown")))
-        return f"study {study.study_id} failed: {reason}"
+        return f"study {study.study_id} failed: {first_line(study.failure)}"
     conclusion = Conclusion.of(study)
     if conclusion is None or study.space is None:
         return f"study {study.study_id} has no comparison with the default"

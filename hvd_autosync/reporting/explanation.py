@@ -133,8 +133,7 @@ def _result(
         )
         yield Section("Result", (text,))
     elif study.status is StudyStatus.FAILED:
-        reason = (study.outcome or {}).get("reason", "unknown")
-        yield Section("Result", (f"None: the study failed: {reason}",))
+        yield Section("Result", (f"None: the study failed: {study.failure}",))
     else:
         text = "The best samples by Horovod's own score (which is not a step time):"
         yield Section("Result", (text, sample_table(study, trials)))

@@ -91,6 +91,11 @@ class StudyRecord(Record):
     winner: Strategy | None
 
     @property
+    def failure(self) -> str:
+        """The reason of a study that has failed."""
+        return str((self.outcome or {}).get("reason", "unknown"))
+
+    @property
     def drift(self) -> tuple[str, ...]:
         """Reports of drift in trainings under the winner."""
         entry = (self.outcome or {}).get(DRIFT)
