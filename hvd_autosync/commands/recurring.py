@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hvd_autosync.commands.common import StoreOption, console, open_store, print_table
-from hvd_autosync.errors import ConfigurationError, StoreError
+from hvd_autosync.errors import ConfigurationError, StoreError, TraceFormatError
 from hvd_autosync.util.printable import shell_line
 
 if TYPE_CHECKING:
@@ -61,8 +61,13 @@ def recurring(
     if job is None:
         _list(traces, None)
         return
-    # Damaged runs cannot be read, but deleted.
-    count = None if forget and export is None else len(traces.runs(job))
+    count: int | None
+    try:
+        count = len(traces.runs(job))
+    except TraceFormatError:
+        if export is not None or not forget:
+            raise
+        count = None  # damaged runs cannot be read, but deleted
     if export is not None and count:
         _export(traces, job, export, overwrite)
     if forget and count != 0:
@@ -115,4 +120,5 @@ def _export(traces: TraceStore, job: str, path: Path, overwrite: bool) -> None:
     writer = csv.writer(text)
     writer.writerow(["share", "metric", "seconds"])
     writer.writerows([run.share, run.metric, run.seconds] for run in traces.runs(job))
-    write_file(path, text.getvalue().encode(), overwrite=overwrite)
+    hint = "Name another file, or give --overwrite."
+    write_file(path, text.getvalue().encode(), overwrite=overwrite, if_exists=hint)

@@ -136,7 +136,8 @@ def export(
     here = set(traces.ids())
     named = named_sources(traces.trials(study_id)) if related else ()
     others = [each for each in named if each in here]
-    export_study(traces, study_id, path, overwrite=overwrite, others=others)
+    hint = "Name another file with --output, or give --overwrite."
+    export_study(traces, study_id, path, overwrite=overwrite, others=others, if_exists=hint)
     print(path)
 
 
@@ -172,7 +173,8 @@ def contribute(
     traces = open_store(store)
     study_id = traces.study(study).study_id
     path = output or Path(f"trace-{anonymous_id(study_id)}.jsonl.gz")
-    export_study(traces, study_id, path, anonymously=True)
+    hint = "Name another file with --output."
+    export_study(traces, study_id, path, anonymously=True, if_exists=hint)
     print(path)
     print(
         "Check the file, then offer it for benchmarks/traces: other tasks can learn from it.",

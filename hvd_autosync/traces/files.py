@@ -9,19 +9,22 @@ from pathlib import Path
 from hvd_autosync.errors import StoreError
 
 
-def write_file(path: Path, data: bytes, *, overwrite: bool) -> None:
+def write_file(
+    path: Path, data: bytes, *, overwrite: bool, if_exists: str = "Name another file."
+) -> None:
     """Write a file that only the user can read, beside its place, and put it there.
 
     Args:
         path: The file.
         data: Its content.
         overwrite: Whether an existing file may be replaced.
+        if_exists: What the caller can do where it may not.
 
     Raises:
         StoreError: It exists and may not be replaced, or it cannot be written.
     """
     if os.path.lexists(path) and not overwrite:
-        raise StoreError(f"{path} exists already", hint="Name another file, or overwrite it.")
+        raise StoreError(f"{path} exists already", hint=if_exists)
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -50,6 +50,7 @@ def export_study(
     overwrite: bool = False,
     anonymously: bool = False,
     others: Sequence[str] = (),
+    if_exists: str = "Name another file, or give overwrite=True.",
 ) -> None:
     """Write a study to a file that only the user can read, or to an open text stream.
 
@@ -61,6 +62,7 @@ def export_study(
         overwrite: Whether an existing file may be replaced.
         anonymously: Whether to remove identifying data (:mod:`hvd_autosync.traces.anonymous`).
         others: Ids of further studies for the same file, such as those that it learned from.
+        if_exists: Hint of the error for an existing file that may not be replaced.
 
     Raises:
         StoreError: There is no such study, the file exists or cannot be written, or it would be
@@ -82,7 +84,11 @@ def export_study(
         )
     text = "".join(lines)
     if isinstance(path_or_stream, (str, os.PathLike)):
-        _write(Path(path_or_stream), text, overwrite)
+        data = text.encode()
+        path = Path(path_or_stream)
+        # Without the time, so that equal studies give equal files.
+        zipped = gzip.compress(data, mtime=0) if path.suffix == _GZIP else data
+        write_file(path, zipped, overwrite=overwrite, if_exists=if_exists)
     else:
         path_or_stream.write(text)
 
@@ -97,13 +103,6 @@ def _lines(study: StudyRecord, trials: list[TrialRecord]) -> Iterator[str]:
         yield line
     footer = {"type": "footer", "trials": len(trials), "sha256": digest.hexdigest()}
     yield json.dumps(footer, separators=(",", ":")) + "\n"
-
-
-def _write(path: Path, text: str, overwrite: bool) -> None:
-    data = text.encode()
-    # Without the time, so that equal studies give equal files.
-    zipped = gzip.compress(data, mtime=0) if path.suffix == _GZIP else data
-    write_file(path, zipped, overwrite=overwrite)
 
 
 def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]:

@@ -327,7 +327,10 @@ def test_trials_are_shown_as_table_csv_and_json(study_id: str) -> None:
 def test_a_study_travels_through_a_file(store: TraceStore, study_id: str, tmp_path: Path) -> None:
     file = str(tmp_path / "study.jsonl")
     assert run("traces", "export", study_id, "-o", file).output.strip() == file
-    assert run("traces", "export", study_id, "-o", file).exit_code == 1
+    refused = run("traces", "export", study_id, "-o", file)
+    assert refused.exit_code == 1 and "give --overwrite" in refused.output
+    refused = run("traces", "contribute", study_id, "-o", file)
+    assert refused.output.endswith("exists already\n  Name another file with --output.\n")
     assert run("traces", "export", study_id, "-o", file, "--overwrite").exit_code == 0
     other = str(tmp_path / "other.db")
     assert run("traces", "import", file, "--store", other).stdout.split() == [study_id]

@@ -100,7 +100,8 @@ def test_a_file_that_exists_is_replaced_only_on_request(store: TraceStore, tmp_p
     keep(store, 1.0, 0.9)
     file = tmp_path / "runs.csv"
     file.write_text("of another job")
-    said("abc", "--export", str(file), "--forget", "--yes", status=1)
+    refused = said("abc", "--export", str(file), "--forget", "--yes", status=1)
+    assert refused.endswith("  Name another file, or give --overwrite.\n")
     assert file.read_text() == "of another job" and len(store.runs()) == 1
     said("abc", "--export", str(file), "--overwrite")
     assert len(file.read_text().splitlines()) == 2
@@ -108,5 +109,7 @@ def test_a_file_that_exists_is_replaced_only_on_request(store: TraceStore, tmp_p
 
 def test_what_does_not_exist_is_named(store: TraceStore) -> None:
     said("nobody", status=1)
+    asked_nothing = said("nobody", "--forget", status=1)
+    assert asked_nothing.startswith("error: this store has no runs of a recurring job 'nobody'")
     said("nobody", "--forget", "--yes", status=1)
     said("--forget", status=2)
