@@ -27,6 +27,7 @@ from hvd_autosync.commands.common import (
     console,
     mention_failed,
     open_store,
+    refuse_without_effect,
     write_file,
 )
 from hvd_autosync.util.streams import open_standard_streams
@@ -72,6 +73,7 @@ jobs.add_commands(app)
 
 @app.command()
 def show(
+    context: typer.Context,
     study: StudyArgument = "last",
     take: Annotated[
         str | None,
@@ -92,6 +94,8 @@ def show(
     store: StoreOption = None,
 ) -> None:
     """Explain a study: the winner, the reasons, and how to use it."""
+    if nccl_tuner is not None:
+        refuse_without_effect(context, "with --nccl-tuner", "take")
     traces = open_store(store)
     if nccl_tuner is not None:
         from hvd_autosync.reporting.nccl_tuner import tuner_config

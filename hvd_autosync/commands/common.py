@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hvd_autosync.errors import AutosyncError, StoreError
+from hvd_autosync.errors import AutosyncError, ConfigurationError, StoreError
 from hvd_autosync.util.printable import printable_output
 from hvd_autosync.util.streams import unwritable_output
 
@@ -62,6 +62,24 @@ class Commands(TyperGroup):
                     raise
                 print(f"error: {said}", file=sys.stderr)
                 raise typer.Exit(1) from None
+
+
+def refuse_without_effect(context: typer.Context, why: str, *names: str) -> None:
+    """Reject options of the command line that change nothing beside the others.
+
+    Args:
+        context: The running command.
+        why: Beside or without which option they have no effect.
+        names: Names of their parameters.
+
+    Raises:
+        ConfigurationError: One is given.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigurationError(f"{option} has no effect {why}", hint=f"Remove {option}.")
 
 
 def open_store(location: str | None) -> TraceStore:

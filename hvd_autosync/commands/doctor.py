@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, console
+from hvd_autosync.commands.common import StoreOption, console, refuse_without_effect
 from hvd_autosync.errors import AutosyncError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def add_command(app: typer.Typer) -> None:
 
 
 def doctor(
+    context: typer.Context,
     hosts: Annotated[
         str,
         typer.Option(
@@ -56,6 +57,8 @@ def doctor(
     from hvd_autosync.doctor.checks import examine, patch_table
     from hvd_autosync.doctor.finding import Severity
 
+    if not hosts:
+        refuse_without_effect(context, "without --hosts", "ssh_port", "ssh_identity_file")
     names = [host.strip().partition(":")[0] for host in hosts.split(",") if host.strip()]
     checks: list[Finding] = []
     findings = examine(names, ssh=(ssh_port, ssh_identity_file), store=store)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hvd_autosync.commands.common import console
+from hvd_autosync.errors import ConfigurationError
 
 #: The words are parsed by horovodrun's parser, not by Typer.
 _LINE = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -103,6 +104,11 @@ def space(
 
     Without a line: every knob, when it applies, and how to restrict or fix knobs.
     """
+    if schema and words:
+        raise ConfigurationError(
+            "--schema takes no line: the schema is that of the space file of every job",
+            hint="Remove --schema or the line.",
+        )
     if schema:
         import json
 

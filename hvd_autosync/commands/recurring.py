@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, console, open_store, print_table
+from hvd_autosync.commands.common import (
+    StoreOption,
+    console,
+    open_store,
+    print_table,
+    refuse_without_effect,
+)
 from hvd_autosync.errors import ConfigurationError, StoreError, TraceFormatError
 from hvd_autosync.util.printable import shell_line
 
@@ -23,6 +29,7 @@ def add_command(app: typer.Typer) -> None:
 
 
 def recurring(
+    context: typer.Context,
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="Key of a recurring job; default: all jobs.")
     ] = None,
@@ -52,6 +59,10 @@ def recurring(
 
     With both options the runs are deleted once the file is written.
     """
+    if export is None:
+        refuse_without_effect(context, "without --export", "overwrite")
+    if not forget:
+        refuse_without_effect(context, "without --forget", "yes")
     traces = open_store(store)
     if job is None and (forget or export is not None):
         raise ConfigurationError(

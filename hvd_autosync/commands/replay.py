@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, console
+from hvd_autosync.commands.common import StoreOption, console, refuse_without_effect
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.util.printable import printable, raw
 
@@ -25,6 +25,7 @@ def add_command(app: typer.Typer) -> None:
 
 
 def replay(
+    context: typer.Context,
     trace: Annotated[
         str,
         typer.Argument(
@@ -70,6 +71,10 @@ def replay(
         raise ConfigurationError(
             "--verify and --learner are mutually exclusive", hint="Give one of them."
         )
+    if learner is None:
+        refuse_without_effect(context, "without --learner", "trials", "seeds")
+    if verify or learner is not None:
+        refuse_without_effect(context, "with --verify or --learner", "speed")
     traces, study = open_trace(trace, store)
     recorded = traces.trials(study.study_id)
     if verify:

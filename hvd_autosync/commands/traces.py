@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, StudyArgument, open_store, print_table
+from hvd_autosync.commands.common import (
+    StoreOption,
+    StudyArgument,
+    open_store,
+    print_table,
+    refuse_without_effect,
+)
 from hvd_autosync.errors import ConfigurationError, TraceFormatError
 from hvd_autosync.util.printable import printable_cell
 
@@ -98,6 +104,7 @@ def _csv(frame: pd.DataFrame) -> str:
 
 @app.command()
 def export(
+    context: typer.Context,
     study: StudyArgument = "last",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Output file.", show_default="STUDY.jsonl")
@@ -126,6 +133,8 @@ def export(
     from hvd_autosync.study.related_studies import named_sources
     from hvd_autosync.traces import export_study
 
+    if to is not None:
+        refuse_without_effect(context, "with --to", "output", "overwrite", "related")
     traces = open_store(store)
     record = traces.study(study)
     study_id = record.study_id

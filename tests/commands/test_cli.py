@@ -206,6 +206,26 @@ def test_what_the_encoding_lacks_is_escaped(
     assert "50.0 \\xb1 " in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("show --nccl-tuner - --take winner", "--take has no effect with --nccl-tuner"),
+        ("replay --trials 3", "--trials has no effect without --learner"),
+        ("replay --seeds 3 --verify", "--seeds has no effect without --learner"),
+        ("replay --verify --speed 3", "--speed has no effect with --verify or --learner"),
+        ("recurring --overwrite", "--overwrite has no effect without --export"),
+        ("recurring abc --yes", "--yes has no effect without --forget"),
+        ("traces export --to optuna x --related", "--related has no effect with --to"),
+        ("doctor -p 22", "--ssh-port has no effect without --hosts"),
+        ("space --schema -np 2 true", "--schema takes no line"),
+    ],
+)
+def test_options_that_change_nothing_are_refused(store: TraceStore, words: str, named: str) -> None:
+    refused = run(*words.split())
+    assert refused.exit_code == 2
+    assert named in refused.output and "Traceback" not in refused.output
+
+
 def test_a_replay_has_a_slowest_speed(store: TraceStore) -> None:
     write_study(store, gain=True)
     refused = run("replay", "--speed", "1e-300")
