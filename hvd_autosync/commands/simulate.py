@@ -21,6 +21,8 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)")
 _FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _MOST = 1_000_000
+#: For twice as many a prediction takes more than a minute.
+_MOST_HOSTS = 50_000
 
 
 def add_command(app: typer.Typer) -> None:
@@ -32,7 +34,7 @@ def simulate(
     study: StudyArgument = "last",
     hosts: Annotated[
         int | None,
-        typer.Option(min=1, max=_MOST, help="Number of hosts. Default: as in the study."),
+        typer.Option(min=1, max=_MOST_HOSTS, help="Number of hosts. Default: as in the study."),
     ] = None,
     slots: Annotated[
         int | None, typer.Option(min=1, max=_MOST, help="Ranks per host. Default: as in the study.")
@@ -132,21 +134,19 @@ def _asked(path: str, record: StudyRecord, resources: Resources) -> Strategy:
 def _rate(text: str) -> float:
     """Return a rate in bytes per second."""
     match = _RATE.fullmatch(text.strip())
-    value = float(match[1]) * _FACTORS[match[2].lower()] / 8 if match else math.nan
-    if not 0 < value < math.inf:
+    if match is None or not 0 < float(match[1]) <= _MOST:
         raise ConfigurationError(
             f"invalid value {text!r:.200} for --bandwidth",
             hint="Write for example 25gbit or 100mbit.",
         )
-    return value
+    return float(match[1]) * _FACTORS[match[2].lower()] / 8
 
 
 def _time(text: str) -> float:
     """Return a time in seconds."""
     match = _TIME.fullmatch(text.strip())
-    value = float(match[1]) * _SECONDS[match[2]] if match else math.nan
-    if not 0 < value < math.inf:
+    if match is None or not 0 < float(match[1]) <= _MOST:
         raise ConfigurationError(
             f"invalid value {text!r:.200} for --latency", hint="Write for example 20us or 0.5ms."
         )
-    return value
+    return float(match[1]) * _SECONDS[match[2]]

@@ -226,6 +226,21 @@ def test_options_that_change_nothing_are_refused(store: TraceStore, words: str, 
     assert named in refused.output and "Traceback" not in refused.output
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--hosts", "50001"], "--hosts"),
+        (["--bandwidth", f"{'9' * 400}gbit"], "gbit' for --bandwidth"),
+        (["--latency", f"{'9' * 400}s"], "s' for --latency"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_not_simulated(
+    store: TraceStore, words: list[str], named: str
+) -> None:
+    refused = run("simulate", *words)
+    assert refused.exit_code == 2 and named in refused.output
+
+
 def test_a_replay_has_a_slowest_speed(store: TraceStore) -> None:
     write_study(store, gain=True)
     refused = run("replay", "--speed", "1e-300")
