@@ -16,15 +16,18 @@ from hvd_autosync.engine.options import (
     IMPLY,
     Options,
     add_options,
+    after_command,
     given_options,
     resolve_options,
     without_our_options,
 )
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job, assign_hosts
+from hvd_autosync.runtime.driver.environment import TRIAL_VARIABLE
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
 from hvd_autosync.util import patches
 from hvd_autosync.util.printable import printable_lines
+from hvd_autosync.util.variables import JOB_VARIABLE
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,6 +52,10 @@ class _Parser(argparse.ArgumentParser):
                 resolve_options(parsed, section=_file_section(parsed.config_file))
             except ConfigurationError as error:
                 self.error(str(error))
+        if os.environ.keys().isdisjoint((TRIAL_VARIABLE, JOB_VARIABLE)):  # else its driver has
+            for name in after_command(parsed.command or ()):
+                line = f"hvd-autosync: note: {name} follows the command, so the command gets it; an"
+                print(f"{line} option of horovodrun precedes the command", file=sys.stderr)
         return parsed
 
     def error(self, message: str) -> NoReturn:

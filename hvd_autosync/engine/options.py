@@ -277,6 +277,12 @@ def given_options(arguments: argparse.Namespace) -> list[str]:
     return [name for name in names if getattr(arguments, f"autosync_{name}", None) is not None]
 
 
+def after_command(command: Sequence[str]) -> list[str]:
+    """Names of our options among the words of a command, where they have no effect."""
+    ours = {"--autosync", *(option_name(each.name) for each in fields(Options))}
+    return [name for word in command if (name := word.partition("=")[0]) in ours]
+
+
 def resolve_options(
     arguments: argparse.Namespace,
     environment: Mapping[str, str] = os.environ,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -450,6 +451,8 @@ def checks(monkeypatch: pytest.MonkeyPatch, *severities: str) -> list[Any]:
 
 def test_the_doctor_prints_each_check_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     checks(monkeypatch, "ok", "warn")
+    for name in [name for name in os.environ if name.startswith("HVD_AUTOSYNC_")]:
+        monkeypatch.delenv(name)
     result = run("doctor")
     assert result.exit_code == 0
     assert result.output.splitlines() == [
@@ -457,6 +460,7 @@ def test_the_doctor_prints_each_check_with_its_remedy(monkeypatch: pytest.Monkey
         "      repair ok",
         "warn  store: [warn]",
         "      repair warn",
+        "ok    variables: none is set",
         "patches of other packages (tested versions; those here):",
         "      p (torch 1.0; tested): [w]",
         "          torch.f",

@@ -36,12 +36,32 @@ def job_of(*options: str) -> object:
     return read_job(parse_words(words), words)[0]
 
 
-def test_what_follows_the_command_stays_the_commands() -> None:
+def test_what_follows_the_command_stays_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["-np", "2", "--autosync-seed", "5", *COMMAND]
     job, options = read_job(parse_words(words), words)
     assert job.command == tuple(COMMAND)
     assert job.options == ("-np", "2")
     assert (options.seed, options.trials) == (5, 20)
+    note = "hvd-autosync: note: --autosync-trials follows the command, so the command gets it"
+    assert capsys.readouterr().err.startswith(note)
+
+
+@pytest.mark.parametrize("word", ["--autosync", "--autosync-trials=3", "--autosync-mine"])
+def test_a_job_without_the_flag_is_told_of_one_behind_its_command(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from horovod.runner import launch
+
+    parse_words(["-np", "2", "true"])  # makes sure that the launcher is extended
+    line = ["horovodrun", "-np", "2", "python", "train.py", word]
+    monkeypatch.setattr("sys.argv", line)
+    parsed = launch.parse_args()
+    assert not parsed.autosync and parsed.command == line[3:]
+    said = capsys.readouterr().err
+    assert (f"{word.partition('=')[0]} follows the command" in said) is (word != "--autosync-mine")
+    monkeypatch.setenv("HVD_AUTOSYNC_TRIAL", "e30=")  # launched by a driver, which has said it
+    launch.parse_args()
+    assert not capsys.readouterr().err
 
 
 def test_two_dashes_may_precede_the_command() -> None:
