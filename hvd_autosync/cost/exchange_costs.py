@@ -172,6 +172,7 @@ def exchange_costs(
     products = products + coding * factor_bytes / all_bytes
     passes = np.where(by_factors, products, passes)
     operations = np.where(by_factors, _OPERATIONS["factors"], operations)
+    alone = np.where(by_factors, 0.0, alone)
     return ExchangeCosts(wire_s, operations, alone, passes)
 
 

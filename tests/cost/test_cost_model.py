@@ -313,6 +313,21 @@ def test_coded_factors_save_what_repeats(model: ModelProfile, slow_network: Reso
     assert saved_s(1.0) == 0
 
 
+def test_what_travels_by_factors_is_not_coded_as_a_gradient(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    """Whether bits of the gradient itself repeat makes no difference, among many ranks too."""
+    strategy: dict[str, Value] = {"large_exchange": "factors", "large_lossless": True}
+
+    def seconds(coded: float) -> float:
+        table, matrix, *small = _repeating(model, coded, coded).parameters
+        matrix = replace(matrix, factor_bytes=1_000_000, coded_factors_share=0.5)
+        same = replace(model, parameters=(table, matrix, *small))
+        return float(CostModel(same, slow_network).predict([strategy])[0])
+
+    assert seconds(0.5) == seconds(1.0)
+
+
 def test_coding_takes_what_it_took_in_the_job(model: ModelProfile, slow_network: Resources) -> None:
     table, matrix, *small = _repeating(model, 0.35, 0.85).parameters
     for chosen, share in (("allreduce", 1.0), ("hierarchical", 0.5)):

@@ -206,6 +206,14 @@ def test_lossless_codes_are_offered_where_factors_repeat(one_host: Resources) ->
     chosen = {"large_exchange": "factors", "large_lossless": True}
     assert space["large_lossless"].exact and chosen.items() <= space.complete(chosen).items()
     assert "large_lossless" not in names(space_of(0.91))
+    # Factors that never travel: of too many rows, or of a class that has no such exchange.
+    many = replace(layer, factor_bytes=1024 * 256 * 4, coded_factors_share=0.5)
+    assert "large_lossless" not in names(build_space(ModelProfile((many,)), two))
+    small = tuple(
+        replace(layer, name=f"s{n}", shape=(128, 128), factor_bytes=9000, coded_factors_share=0.5)
+        for n in range(8)
+    )
+    assert "rest_lossless" not in names(build_space(ModelProfile(small), two))
 
 
 def test_bert_on_two_levels_has_at_most_twenty_dimensions(one_host: Resources) -> None:

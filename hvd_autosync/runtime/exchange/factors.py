@@ -211,7 +211,7 @@ class FactorsBucket(Bucket):
         return replace(message, status=status, passes=()).encode(weight.device)
 
     def _coded(self, message: torch.Tensor, backoff: Backoff) -> torch.Tensor:
-        if backoff.skips():
+        if len(message) == _ALIGNMENT or backoff.skips():  # without factors, or not yet again
             return encode_message(message, AS_IS)
         code = encode_message(message, self._form if self._steps % _LOOK_EVERY else None)
         form = header_of(code).form

@@ -112,3 +112,16 @@ def test_lengths_of_codes_repeat() -> None:
     unpadded = {len(encode(batch(seed).view(torch.float32), form)) for seed in range(20)}
     padded = {len(encode_message(batch(seed), form)) for seed in range(20)}
     assert len(unpadded) > 15 and len(padded) <= 4
+
+
+def test_a_message_without_factors_is_no_evidence_for_codes() -> None:
+    weight = nn.Parameter(torch.zeros(16, 8))
+    layer = watch_linear([weight])[weight]
+    bucket = FactorsBucket("w", layer, [weight], Scaling(), 0, RANKS, lossless=True)
+    backoff = bucket._coding
+    assert backoff is not None
+    for _ in range(2):
+        backoff.tried(paid=False)
+    empty = Message(Status.MORE).encode(torch.device("cpu"))
+    assert torch.equal(decode_messages(bucket._coded(empty, backoff)), empty)
+    assert bucket._form is None and backoff.skips()
