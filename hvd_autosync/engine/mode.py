@@ -110,6 +110,8 @@ def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> st
     """
     if reason := not_live(options):
         return reason
+    if options.runner == "cold":
+        return "--autosync-runner cold says how trials are launched"
     if job.world_size == 1:
         return "the job has a single rank, which synchronizes with no other"
     if job.hosts[0] in remote_hosts(job):

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 #: Mutually exclusive options that replace "tune, then train".
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
-#: Further pairs: without tuning there is no plan to print.
+#: Further pairs: without tuning there is no plan to print. A dry run on the command line goes
+#: before a variable, which may be set for all jobs.
 _PAIRS = (("strategy", "dry_run"), ("replay", "dry_run"))
 #: Options that have an effect only beside another one.
 _NEEDING = {
@@ -23,8 +24,8 @@ _NEEDING = {
 #: The only options that have an effect beside one that runs no trials.
 _BESIDE = {
     "recurring": ("allow", "space", "store", "dry_run", *_NEEDING["recurring"]),
-    "strategy": ("store",),
-    "replay": ("store",),
+    "strategy": ("store", "dry_run"),
+    "replay": ("store", "dry_run"),
 }
 
 
@@ -33,25 +34,36 @@ def check_together(options: Options, given: Sequence[str]) -> None:
 
     Args:
         options: The options.
-        given: Names of those on the command line. Only these are refused for having no effect:
-            variables and the configuration file may be set for all jobs.
+        given: Names of those on the command line. Only these are refused for having no effect,
+            and only with another value than the default: variables and the configuration file may
+            be set for all jobs.
 
     Raises:
         ConfigurationError: Some exclude each other, or one has no effect.
     """
     if options.mode == "live":
         check_live(options)
+        if "runner" in given and options.runner == "cold":
+            raise ConfigurationError(
+                "--autosync-runner cold has no effect with --autosync-mode live, which launches no "
+                "trials",
+                hint="Remove it, or choose --autosync-mode launched.",
+            )
     for exclusive in (_PURPOSES, *_PAIRS):
-        names = [option_name(name) for name in exclusive if _is_given(options, name)]
-        if len(names) > 1:
+        names = [option_name(name) for name in exclusive if getattr(options, name)]
+        overruled = "dry_run" in exclusive and [*{*exclusive} & {*given}] == ["dry_run"]
+        if len(names) > 1 and not overruled:
             raise ConfigurationError(
                 f"{' and '.join(names)} are mutually exclusive",
                 hint="Keep one of them, on the command line, in the environment or in the "
                 "configuration file.",
             )
+    default = type(options)()
     for name in given:
+        if getattr(options, name) == getattr(default, name):
+            continue
         for purpose, others in _BESIDE.items():
-            if _is_given(options, purpose) and name not in (purpose, *others):
+            if getattr(options, purpose) and name not in (purpose, *others):
                 raise ConfigurationError(
                     f"{option_name(name)} has no effect with {option_name(purpose)}, which runs no "
                     "trials",
@@ -63,11 +75,6 @@ def check_together(options: Options, given: Sequence[str]) -> None:
                     f"{option_name(name)} has no effect without {option_name(needed)}",
                     hint=f"Add {option_name(needed)}, or remove {option_name(name)}.",
                 )
-
-
-def _is_given(options: Options, name: str) -> bool:
-    """Return whether a switch is on, or a text, however short, is given."""
-    return getattr(options, name) not in (None, False)
 
 
 def check_live(options: Options) -> None:
@@ -88,8 +95,6 @@ def not_live(options: Options) -> str:
             "compared in launched trials"
         )
     for name in (*_PURPOSES, "keep_trial_files"):
-        if _is_given(options, name):
+        if getattr(options, name):
             return f"{option_name(name)} has no meaning where the training itself is tuned"
-    if options.runner == "cold":
-        return "--autosync-runner cold says how trials are launched"
     return ""

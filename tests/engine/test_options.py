@@ -106,7 +106,6 @@ def test_only_our_options_are_taken_out() -> None:
         (("recurring", "replay=last"), {}, "recurring and --autosync-replay"),
         (("tune-only", "replay=last"), {}, "replay and --autosync-tune-only"),
         (("tune-only",), {"STRATEGY": "a.toml"}, "strategy and --autosync-tune-only"),
-        (("strategy=", "replay="), {}, "strategy and --autosync-replay"),
         (("dry-run", "strategy=a.toml"), {}, "strategy and --autosync-dry-run"),
         (("dry-run", "replay=last"), {}, "replay and --autosync-dry-run"),
     ],
@@ -123,18 +122,18 @@ def test_two_answers_to_one_question_are_refused(
     ("words", "variables", "said"),
     [
         *(
-            ((f"{name}=1",), {}, f"{name} has no effect without --autosync-recurring")
+            ((f"{name}=3",), {}, f"{name} has no effect without --autosync-recurring")
             for name in ("target", "tolerance", "repeats")
         ),
         (("search=binary",), {}, "search has no effect without --autosync-recurring"),
-        (("goal=steps",), {}, "goal has no effect without --autosync-allow"),
+        (("goal=time-to-loss",), {}, "goal has no effect without --autosync-allow"),
         (("quality-steps=50", "allow="), {}, "quality-steps has no effect without"),
         (("strategy=a.toml", "trials=3"), {}, "trials has no effect with --autosync-strategy"),
         (("strategy=a.toml", "space=b.toml"), {}, "space has no effect with --autosync-strategy"),
-        (("replay=last", "goal=steps"), {}, "goal has no effect with --autosync-replay"),
+        (("replay=last", "goal=time-to-loss"), {}, "goal has no effect with --autosync-replay"),
         (("recurring", "seed=1"), {}, "seed has no effect with --autosync-recurring"),
-        (("mode=auto",), {"STRATEGY": "a.toml"}, "mode has no effect with --autosync-strategy"),
-        (("mode=live", "runner=cold"), {}, "runner cold says how trials are launched"),
+        (("mode=launched",), {"STRATEGY": "a.toml"}, "mode has no effect with --autosync-strategy"),
+        (("mode=live", "runner=cold"), {}, "runner cold has no effect with --autosync-mode live"),
     ],
 )
 def test_options_without_effect_are_refused_with_a_remedy(
@@ -144,6 +143,23 @@ def test_options_without_effect_are_refused_with_a_remedy(
     with pytest.raises(ConfigurationError, match=f"--autosync-{said}") as caught:
         resolve_options(parsed(*(f"--autosync-{word}" for word in words)), environment)
     assert caught.value.hint.startswith(("Remove ", "Add "))
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (("mode=live",), {"RUNNER": "cold"}),
+        (("dry-run",), {"STRATEGY": "a.toml"}),
+        (("dry-run",), {"REPLAY": "last", "TRIALS": "3"}),
+        (("goal=steps", "quality-steps=200", "search=bayesian", "repeats=1"), {}),
+        (("strategy=a.toml", "trials=20"), {"ALLOW": "codec"}),
+    ],
+)
+def test_variables_for_all_jobs_and_defaults_that_are_given_do_no_harm(
+    words: tuple[str, ...], variables: dict[str, str]
+) -> None:
+    environment = {f"HVD_AUTOSYNC_{name}": value for name, value in variables.items()}
+    resolve_options(parsed(*(f"--autosync-{word}" for word in words)), environment)
 
 
 @pytest.mark.parametrize(
