@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -13,7 +14,7 @@ from hvd_autosync.api.live_tuning import tune_live
 from hvd_autosync.api.results import Study
 from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.engine.option_values import variable_name
-from hvd_autosync.engine.options import Options, as_text
+from hvd_autosync.engine.options import Options, as_text, resolve_options
 from hvd_autosync.engine.preflight import check_command, check_hosts, start_driver_log
 from hvd_autosync.engine.tuning import Listener, TuningInterrupted
 from hvd_autosync.engine.tuning import tune as tune_job
@@ -99,8 +100,12 @@ def tune(
     check_arguments(own, settings)
     open_standard_streams()  # a daemon may have closed them
     start_driver_log()
+    given = {
+        f"autosync_{name}": as_text(value) for name, value in settings.items() if value is not None
+    }
+    resolve_options(Namespace(**given))  # before the file of a function is written
     words = _words(command, args, kwargs or {})
-    job, chosen = _job(words, np, hosts, options, settings, live=mode == "live")
+    job, chosen = _job(words, np, hosts, options, given, live=mode == "live")
     check_command(job)
     check_hosts(job)
     store = TraceStore(chosen.store)
@@ -170,7 +175,7 @@ def _job(
     ranks: int,
     hosts: str | None,
     options: Sequence[str],
-    settings: Mapping[str, Any],
+    given: Mapping[str, str],
     *,
     live: bool,
 ) -> tuple[Job, Options]:
@@ -188,9 +193,8 @@ def _job(
             f"horovodrun rejects this line: {shell_line(redact(line))}",
             hint="See its message above.",
         ) from None
-    for name, value in settings.items():
-        if value is not None:
-            setattr(arguments, f"autosync_{name}", as_text(value))
+    for name, text in given.items():
+        setattr(arguments, name, text)
     job, chosen = read_job(arguments, line)
     refused = dict.fromkeys(INSTEAD, "use horovodrun --autosync")
     if live:

@@ -112,4 +112,6 @@ def store_location(text: str) -> str:
     """Return the location of a store, which outlives the process; ``~`` is the home folder."""
     if _IN_MEMORY.fullmatch(text):
         raise ValueError("a store in memory is lost; name a file")
+    if "\0" in text:
+        raise ValueError("must be a path or a URL")
     return expanduser(text)  # noqa: PTH111 (a URL is no path, and an unknown user no error)

@@ -48,6 +48,8 @@ QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gl
         ({"np": 2, "on_trial_end": 5}, "invalid value 5 for on_trial_end"),
         ({"np": 2, "trials": [3]}, "invalid value .* for trials"),
         ({"np": 2, "store": 5}, "invalid value 5 for store"),
+        ({"np": 2, "command": print, "trials": 0}, "invalid value '0'"),
+        ({"np": 2, "store": "a\0b"}, "must be a path or a URL"),
         ({"np": 2, "space": ""}, "invalid value '' for --autosync-space: must be a path"),
     ],
 )
