@@ -82,11 +82,20 @@ def check_variables() -> Finding:
     from hvd_autosync.engine.option_values import PREFIX
     from hvd_autosync.engine.options import resolve_options
     from hvd_autosync.engine.study_options import load_restrictions
+    from hvd_autosync.util.log import log_level
 
     try:
-        load_restrictions(resolve_options(argparse.Namespace()).space)
+        log_level()
+        options = resolve_options(argparse.Namespace())
+        load_restrictions(options.space)
+    except ValueError as error:
+        return Finding("variables", Severity.FAIL, str(error), "Choose one, or unset it.")
     except AutosyncError as error:
         return Finding("variables", Severity.FAIL, error.message, error.hint)
+    try:
+        load_restrictions(options.space, options.allow)
+    except AutosyncError as error:  # unless the command line allows it
+        return Finding("variables", Severity.WARN, error.message, error.hint)
     names = ", ".join(sorted(name for name in os.environ if name.startswith(PREFIX)))
     return Finding("variables", Severity.OK, f"valid: {names}" if names else "none is set")
 

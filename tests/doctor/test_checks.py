@@ -307,6 +307,7 @@ def test_threads_must_fit_the_cores(
         ("TRIALS", "0", "invalid value '0' for HVD_AUTOSYNC_TRIALS", "Maximum number of trials"),
         ("TRAILS", "3", "unknown environment variable HVD_AUTOSYNC_TRAILS", "HVD_AUTOSYNC_TRIALS?"),
         ("SPACE", "/none.toml", "the space file '/none.toml' cannot be read", "Check its path."),
+        ("LOG", "loud", "HVD_AUTOSYNC_LOG is 'loud'", "Choose one"),
     ],
 )
 def test_variables_that_no_job_could_use_fail(
@@ -316,6 +317,18 @@ def test_variables_that_no_job_could_use_fail(
     check = check_variables()
     assert (check.subject, check.severity) == ("variables", Severity.FAIL)
     assert check.text.startswith(text) and remedy in check.remedy
+
+
+def test_a_space_file_that_needs_an_option_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The command line may have the option."""
+    (tmp_path / "space.toml").write_text('[knobs.large_codec]\nfixed = "int8"\n')
+    monkeypatch.setenv("HVD_AUTOSYNC_SPACE", str(tmp_path / "space.toml"))
+    check = check_variables()
+    assert check.severity is Severity.WARN and "--autosync-allow codec" in check.remedy
+    monkeypatch.setenv("HVD_AUTOSYNC_ALLOW", "codec")
+    assert check_variables().severity is Severity.OK
 
 
 def test_variables_are_named_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
