@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import synthetic_benchmark
+import train_digits
+import train_lm
 import train_ncf
 
 from hvd_autosync.search_space.exchange_plan import Classes
@@ -65,6 +67,30 @@ def _ncf(users: int, items: int, factors: int) -> tuple[nn.Module, Iterator[Tens
     return network, losses()
 
 
+def _digits() -> tuple[nn.Module, Iterator[Tensor]]:
+    torch.manual_seed(1)
+    network = train_digits.DigitNet(32, 256)
+    images, labels = torch.rand(32, 1, 8, 8), torch.randint(train_digits.CLASSES, (32,))
+
+    def losses() -> Iterator[Tensor]:
+        while True:
+            yield F.cross_entropy(network(images), labels)
+
+    return network, losses()
+
+
+def _lm() -> tuple[nn.Module, Iterator[Tensor]]:
+    torch.manual_seed(1)
+    network = train_lm.LanguageModel(context=32, width=64, depth=2, heads=2)
+    windows = torch.randint(train_lm.VOCABULARY, (4, 33))
+
+    def losses() -> Iterator[Tensor]:
+        while True:
+            yield network(windows)
+
+    return network, losses()
+
+
 MODELS = {
     "ncf": Workload(
         lambda: _ncf(20_000, 10_000, 16), {"embedding": ("gmf_*", "mlp_user*", "mlp_item*")}
@@ -72,4 +98,6 @@ MODELS = {
     "vgg": Workload(_synthetic("vgg", 12, 3, 16), {"large": ("*",)}),
     "resnet": Workload(_synthetic("resnet", 8, 15, 16), {}),
     "bert": Workload(_synthetic("bert", 96, 2, 16), {"large": ("*weight",)}),
+    "lm": Workload(_lm, {"large": ("blocks.*weight",)}),
+    "digits": Workload(_digits, {"large": ("classifier.*weight",)}),
 }
