@@ -308,7 +308,8 @@ def categorical_knob(
     """
     if isinstance(choices, str):
         raise SpaceError(
-            f"knob {name}: choices {choices!r} are a single text", hint="Give a list of choices."
+            f"knob {name}: choices are one text, {choices!r}, not several",
+            hint="Give a list of choices.",
         )
     return CategoricalKnob(name, help, group, exact, unit, condition, tuple(choices), default)
 

@@ -72,7 +72,8 @@ def check_allowed(document: Mapping[str, Any], allow: Collection[str]) -> None:
         raise SpaceError(
             f"the space file excludes the default of {', '.join(knob.name for knob in ignored)}, "
             "which can change the trained model",
-            hint=f"Allow that with --autosync-allow {','.join(groups)}, or remove the knobs.",
+            hint=f"Remove the knobs, or allow that with --autosync-allow {','.join(groups)} "
+            "(launched trials only).",
         )
 
 
@@ -128,7 +129,7 @@ def _restricted(knob: Knob, table: object) -> Knob:
     if "fixed" in table:
         if len(table) > 1:
             raise SpaceError(
-                f"knob {knob.name}: fixed stands beside {', '.join(table.keys() - {'fixed'})}",
+                f"knob {knob.name}: fixed excludes {', '.join(sorted(table.keys() - {'fixed'}))}",
                 hint="Write either fixed, or low, high or choices.",
             )
         return _fixed(knob, table["fixed"])

@@ -10,8 +10,8 @@ from numbers import Real
 
 from hvd_autosync.engine.options import Options
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.study.defaults import MODES
 
-MODES = ("launched", "live")
 #: Options of the flag that replace tuning; ``tune()`` rejects them from any source.
 INSTEAD = ("dry_run", "strategy", "replay", "recurring")
 #: All options that are not arguments of ``tune()``.

@@ -10,6 +10,7 @@ QUALITY_MINUTES = 30.0
 LOSS_TOLERANCE = 0.01
 GOAL = "steps"
 GOALS = (GOAL, "time-to-loss")
+MODES = ("launched", "live")
 SEED = 0
 #: Smallest values of the numbers of trials and steps.
 LEAST = {"trials": 1, "steps": 5, "warmup": 1, "quality_steps": 40}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class StudySettings(Record):
             ConfigurationError: A setting has a wrong type or value; the message names both.
         """
         try:
-            read(StudySettings, self.to_json())
+            read(StudySettings, json.loads(json.dumps(self.to_json())))
         except (ValueError, TypeError) as error:
             raise ConfigurationError(
                 f"invalid settings of a study: {error}",
@@ -97,7 +98,7 @@ class StudySettings(Record):
             number = getattr(self, name)
             fits = number is None or 0 < number < math.inf
             self._require(name, fits, "a finite number above 0")
-        for name, words in (("goal", defaults.GOALS), ("mode", ("launched", "live"))):
+        for name, words in (("goal", defaults.GOALS), ("mode", defaults.MODES)):
             self._require(name, getattr(self, name) in words, " or ".join(map(repr, words)))
         known = set(self.allow) <= set(LOSSY_GROUPS)
         self._require("allow", known, f"groups of {', '.join(map(repr, LOSSY_GROUPS))}")

@@ -36,7 +36,7 @@ def open_standard_streams() -> None:
 
 
 def unwritable_output(error: OSError) -> str:
-    """Return what is said of an error of writing standard output; empty if it is another error.
+    """Return the message for an error of writing standard output; empty for another error.
 
     What is left of the output is discarded, so that Python's last flush of it succeeds. An error of
     opening a file has its name.

@@ -231,8 +231,8 @@ def test_options_that_change_nothing_are_refused(store: TraceStore, words: str, 
     ("words", "named"),
     [
         (["--hosts", "50001"], "--hosts"),
-        (["--bandwidth", f"{'9' * 400}gbit"], "gbit' for --bandwidth"),
-        (["--latency", f"{'9' * 400}s"], "s' for --latency"),
+        (["--bandwidth", f"{'9' * 400}gbit"], "for --bandwidth"),
+        (["--latency", f"{'9' * 400}s"], "for --latency"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_not_simulated(

@@ -88,7 +88,7 @@ def test_impossible_declarations_are_named(
 
 
 def test_one_text_is_no_list_of_choices() -> None:
-    with pytest.raises(SpaceError, match="'ring' are a single text"):
+    with pytest.raises(SpaceError, match="are one text, 'ring'"):
         categorical_knob("a", "ring", "r", help="")
 
 
