@@ -45,7 +45,7 @@ class Job:
 
     def __init__(self, folder: Path, horovodrun: str, keep_links: KeepLinks) -> None:
         self.folder, self.horovodrun, self._keep_links = folder, horovodrun, keep_links
-        self.mode = ["--autosync-mode", "launched"]
+        self.settings, self.mode = QUICK, ["--autosync-mode", "launched"]
         self.store_path = folder / "traces.db"
 
     def words(self, *script: str, options: tuple[str, ...] = ("--gloo",)) -> list[str]:
@@ -54,7 +54,7 @@ class Job:
             "-np",
             "2",
             "--autosync",
-            *QUICK,
+            *self.settings,
             *self.mode,
             "--autosync-store",
             str(self.store_path),
@@ -234,6 +234,7 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
     export_study(job.store, study.study_id, path)
     check_that_a_fallback_is_recorded(job, script)
     job.store_path = job.folder / "another.db"
+    job.settings, job.mode = [], []  # they would have no effect
     replayed = job.run("--status", "3", options=("--gloo", "--autosync-replay", str(path)))
     assert replayed.returncode == 1, "horovodrun says so of a training that ends with 3"
     assert "trained 60 steps" in replayed.stdout and "trial 0" not in replayed.stderr
