@@ -308,8 +308,8 @@ def test_coded_factors_save_what_repeats(model: ModelProfile, slow_network: Reso
         plain, coded = cost.predict(strategies)
         return float(plain - coded)
 
-    coding_s = 3 * 16 * 1_000_000 * 2.5e-10
-    assert saved_s(0.5) == pytest.approx(0.5 * 1_000_000 / 12.5e6 - coding_s, rel=0.02)
+    coding_s = 3 * 40 * 1_000_000 * 2.5e-10
+    assert saved_s(0.5) == pytest.approx(0.5 * 1_000_000 / 12.5e6 - coding_s, abs=0.001)
     assert saved_s(1.0) == 0
 
 
