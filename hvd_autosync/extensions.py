@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from hvd_autosync.errors import ConfigurationError, SpaceError
-from hvd_autosync.search_space import Knob, ModelProfile, Resources
+from hvd_autosync.search_space import Knob
 from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ClassPlan, class_knob
 from hvd_autosync.search_space.knob_spec import KnobSpec, LauncherOption, Variable
@@ -64,58 +64,53 @@ class Extensions:
         self.codecs: dict[str, MakeCodec] = {}
         self._loaded: dict[Path, str] = {}
 
-    def add_knob(
-        self,
-        knob: Knob,
-        variable: str,
-        applies: Callable[[ModelProfile, Resources], bool] = lambda model, resources: True,
-        *,
-        when: str = "as its extension decides",
-    ) -> None:
+    def add_knob(self, spec: KnobSpec) -> None:
         """Add a knob that sets one environment variable of each rank.
 
         At its default the variable is not set. If the user has set the variable, the knob is not
         tuned.
 
         Args:
-            knob: The knob, of the group ``horovod``.
-            variable: The variable. Its reader must read it when ``hvd.init()`` is called, or later:
-                forked trials have imported torch and Horovod before it is set.
-            applies: Returns whether the knob can matter for a model on some resources.
-            when: The same, in words.
+            spec: The declaration, of an exact knob of the group ``horovod`` that sets a
+                :class:`~hvd_autosync.search_space.knob_spec.Variable`. Its reader must read it when
+                ``hvd.init()`` is called, or later: forked trials have imported torch and Horovod
+                before it is set. If it is read at each initialization (``reread``), live trials
+                can change it.
 
         Raises:
-            SpaceError: A knob of that name exists, the knob is of another group, an argument has
-                a wrong type, or another knob sets the variable.
+            SpaceError: A knob of that name exists, the knob is of another group, the declaration
+                has a field of a wrong type, or another knob sets the variable.
         """
-        if not isinstance(knob, Knob):
-            raise SpaceError(f"{knob!r:.200} is no knob", hint="Make one with float_knob().")
-        _check_name("a knob", knob.name)
-        _check_callable(f"applies of knob {knob.name}", applies)
+        if not isinstance(spec, KnobSpec):
+            raise SpaceError(f"{spec!r:.200} declares no knob", hint="Make a KnobSpec.")
+        if not isinstance(spec.knob, Knob):
+            raise SpaceError(f"{spec.knob!r:.200} is no knob", hint="Make one with float_knob().")
+        _check_name("a knob", spec.name)
+        _check_callable(f"applies of knob {spec.name}", spec.applies)
+        _check_callable(f"narrow of knob {spec.name}", spec.narrow)
+        if not isinstance(spec.sets, Variable):
+            raise SpaceError(
+                f"knob {spec.name} sets {spec.sets!r:.200}",
+                hint="Let it set a Variable: an extension adds no options and no parts of a plan.",
+            )
+        variable = spec.sets.name
         if not isinstance(variable, str) or not _VARIABLE_NAME.fullmatch(variable):
             raise SpaceError(
-                f"knob {knob.name} sets {variable!r:.200}", hint="Give the name of a variable."
+                f"knob {spec.name} sets {variable!r:.200}", hint="Give the name of a variable."
             )
-        for spec in self._registry:
-            if spec.name != knob.name and variable in _variables(spec):
+        for other in self._registry:
+            if other.name != spec.name and variable in _variables(other):
                 raise SpaceError(
-                    f"knob {knob.name} sets {variable}, as knob {spec.name} does",
+                    f"knob {spec.name} sets {variable}, as knob {other.name} does",
                     hint="Choose another variable, or leave the knob out.",
                 )
-        if knob.group != "horovod":
+        if spec.knob.group != "horovod":
             raise SpaceError(
-                f"knob {knob.name} is of the group {knob.group!r}",
+                f"knob {spec.name} is of the group {spec.knob.group!r}",
                 hint="Give a knob that sets a variable the group 'horovod'.",
             )
-        self._registry.add(
-            KnobSpec(
-                knob,
-                sets=Variable(variable),
-                when=when,
-                applies=lambda situation: applies(situation.model, situation.resources),
-            )
-        )
-        self.knobs.add(knob.name)
+        self._registry.add(spec)
+        self.knobs.add(spec.name)
 
     def add_exchange(
         self, name: str, make: MakeExchange, classes: Sequence[str] = PARAMETER_CLASSES

@@ -55,8 +55,6 @@ KEPT_BY_HOROVOD = {
     for spec, variable in REGISTRY.variables.values()
     if variable.kept
 }
-#: Variables that Horovod reads at each initialization, so that other values can take effect.
-CHANGEABLE = tuple(each.name for _, each in REGISTRY.variables.values() if each.reread)
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
@@ -76,10 +74,20 @@ def launched_by_mpi(environment: Mapping[str, str]) -> bool:
     return OWN_RANK not in environment and any(name in environment for name in RANK_VARIABLES)
 
 
-#: Variables that live tuning changes. Not the fusion threshold: the buckets of a plan take its
-#: place. Nor the cycle time: once it was set, Horovod's fusion threshold is 1 MiB after each
-#: further initialization (:mod:`hvd_autosync.runtime.collectives.reinitialize`).
-LIVE_VARIABLES = tuple(v for v in CHANGEABLE if v not in (FUSION_VARIABLE, CYCLE_VARIABLE))
+def changeable_variables() -> tuple[str, ...]:
+    """Return the variables that Horovod reads at each initialization, those of extensions too."""
+    return tuple(each.name for _, each in REGISTRY.variables.values() if each.reread)
+
+
+def live_variables() -> tuple[str, ...]:
+    """Return the variables that live tuning changes.
+
+    Not the fusion threshold: the buckets of a plan take its place. Nor the cycle time: once it was
+    set, Horovod's fusion threshold is 1 MiB after each further initialization
+    (:mod:`hvd_autosync.runtime.collectives.reinitialize`).
+    """
+    held = (FUSION_VARIABLE, CYCLE_VARIABLE)
+    return tuple(name for name in changeable_variables() if name not in held)
 
 
 def launch_knobs(*, reinitializes: bool) -> frozenset[str]:
@@ -88,7 +96,7 @@ def launch_knobs(*, reinitializes: bool) -> frozenset[str]:
     Args:
         reinitializes: Whether the job can initialize Horovod again.
     """
-    live = LIVE_VARIABLES if reinitializes else ()
+    live = live_variables() if reinitializes else ()
     changed = {name for name, (_, each) in REGISTRY.variables.items() if each.name in live}
     return frozenset(spec.name for spec in REGISTRY if spec.at_launch) - changed
 

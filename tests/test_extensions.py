@@ -20,6 +20,7 @@ from hvd_autosync.search_space import (
     CATALOGUE,
     CategoricalKnob,
     Host,
+    Knob,
     ModelProfile,
     Resources,
     Strategy,
@@ -30,11 +31,18 @@ from hvd_autosync.search_space import (
     horovod_settings,
 )
 from hvd_autosync.search_space.catalogue import FAMILIES, REGISTRY
+from hvd_autosync.search_space.horovod_settings import launch_knobs
+from hvd_autosync.search_space.knob_spec import KnobSpec, Variable
 from hvd_autosync.search_space.knobs import categorical_knob, integer_knob
 from hvd_autosync.search_space.registry import KnobRegistry
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "extending"
 CORES = categorical_knob("cores", ("free", "0,1"), "free", help="Where threads run.")
+
+
+def declared(knob: Knob, variable: str, **read: bool) -> KnobSpec:
+    """A declaration of a knob that always applies."""
+    return KnobSpec(knob, Variable(variable, **read), "always")
 
 
 def make_nothing(*arguments: Any) -> Any:
@@ -71,20 +79,27 @@ def test_a_knob_is_tuned_where_it_applies(
     registry: KnobRegistry,
     added: extensions.Extensions,
 ) -> None:
-    added.add_knob(CORES, "HOROVOD_CORES", lambda _, resources: resources.world_size == 4)
+    added.add_knob(
+        KnobSpec(
+            CORES,
+            Variable("HOROVOD_CORES"),
+            "four ranks",
+            applies=lambda job: job.resources.world_size == 4,
+        )
+    )
     assert space_names(model, slow_network, registry=registry)[-1] == "cores"
     alone = Resources((Host("a", 1),), "cpu", slow_network.build, slow_network.links)
     assert "cores" not in space_names(model, alone, registry=registry)
     held = {"cores": "0,1"}
     assert "cores" not in space_names(model, slow_network, held=held, registry=registry)
     assert tuple(spec.knob for spec in registry) == (*CATALOGUE, CORES)
-    assert registry["cores"].when == "as its extension decides"
+    assert registry["cores"].when == "four ranks"
 
 
 def test_a_registry_that_is_passed_leaves_the_process_as_it_was(
     model: ModelProfile, slow_network: Resources, added: extensions.Extensions
 ) -> None:
-    added.add_knob(CORES, "HOROVOD_CORES", when="always")
+    added.add_knob(declared(CORES, "HOROVOD_CORES"))
     added.add_exchange("gather", make_nothing)
     assert every_knob() == CATALOGUE and "gather" not in extensions.EXCHANGES
     assert "cores" not in space_names(model, slow_network)
@@ -93,7 +108,7 @@ def test_a_registry_that_is_passed_leaves_the_process_as_it_was(
 def test_a_knob_is_a_variable_both_ways(
     registry: KnobRegistry, added: extensions.Extensions
 ) -> None:
-    added.add_knob(CORES, "HOROVOD_CORES")
+    added.add_knob(declared(CORES, "HOROVOD_CORES"))
     assert horovod_settings(Strategy({"cores": "free"}), registry).environment == ()
     chosen = horovod_settings(Strategy({"cores": "0,1"}), registry)
     assert chosen.environment == (("HOROVOD_CORES", "0,1"),)
@@ -104,10 +119,10 @@ def test_a_knob_is_a_variable_both_ways(
 
 def test_knobs_that_cannot_be_added(registry: KnobRegistry, added: extensions.Extensions) -> None:
     with pytest.raises(SpaceError, match="knob 'cycle_time_ms' already exists"):
-        added.add_knob(catalogue_knob("cycle_time_ms"), "HOROVOD_CYCLE_TIME")
+        added.add_knob(declared(catalogue_knob("cycle_time_ms"), "HOROVOD_CYCLES"))
     lossy = integer_knob("x", 0, 1, 0, group="codec", exact=False, help="")
     with pytest.raises(SpaceError, match="of the group 'codec'"):
-        added.add_knob(lossy, "X")
+        added.add_knob(declared(lossy, "X"))
     with pytest.raises(SpaceError, match="cycle_time_ms is not categorical"):
         registry.add_choice("cycle_time_ms", "short")
     assert tuple(spec.knob for spec in registry) == CATALOGUE
@@ -116,13 +131,17 @@ def test_knobs_that_cannot_be_added(registry: KnobRegistry, added: extensions.Ex
 @pytest.mark.parametrize(
     ("added", "said"),
     [
-        ("add_knob('mine', 'HOROVOD_MINE')", "'mine' is no knob"),
-        ("add_knob(integer_knob('', 0, 9, 1, help=''), 'HOROVOD_MINE')", "has the name ''"),
-        ("add_knob(integer_knob('mine', 0, 9, 1, help=''), '')", "mine sets ''"),
-        ("add_knob(integer_knob('mine', 0, 9, 1, help=''), 'A=B')", "mine sets 'A=B'"),
-        ("add_knob(integer_knob('mine', 0, 9, 1, help=''), 'A', True)", "applies .* is True"),
+        ("add_knob('mine')", "'mine' declares no knob"),
+        ("add_knob(KnobSpec('mine', Variable('A'), ''))", "'mine' is no knob"),
+        ("add_knob(KnobSpec(integer_knob('', 0, 9, 1, help=''), Variable('A'), ''))", "name ''"),
+        ("add_knob(KnobSpec(MINE, 'A', ''))", "mine sets 'A'"),
+        ("add_knob(KnobSpec(MINE, PlanField('exchange', 'buckets'), ''))", "mine sets PlanField"),
+        ("add_knob(KnobSpec(MINE, Variable(''), ''))", "mine sets ''"),
+        ("add_knob(KnobSpec(MINE, Variable('A=B'), ''))", "mine sets 'A=B'"),
+        ("add_knob(KnobSpec(MINE, Variable('A'), '', applies=True))", "applies .* is True"),
+        ("add_knob(KnobSpec(MINE, Variable('A'), '', narrow=7))", "narrow .* is 7"),
         (
-            "add_knob(integer_knob('mine', 0, 9, 1, help=''), 'HOROVOD_CYCLE_TIME')",
+            "add_knob(KnobSpec(MINE, Variable('HOROVOD_CYCLE_TIME'), ''))",
             "as knob cycle_time_ms does",
         ),
         ("add_exchange(' ', print)", "has the name ' '"),
@@ -139,7 +158,9 @@ def test_what_a_file_cannot_add_is_refused_with_its_name(
     file = tmp_path / "mine.py"
     file.write_text(
         "from hvd_autosync.extensions import add_codec, add_exchange, add_knob\n"
+        "from hvd_autosync.search_space.knob_spec import KnobSpec, PlanField, Variable\n"
         "from hvd_autosync.search_space.knobs import integer_knob\n"
+        "MINE = integer_knob('mine', 0, 9, 1, help='')\n"
         f"{added}\n"
     )
     monkeypatch.setenv(extensions.VARIABLE, str(file))
@@ -180,8 +201,10 @@ def test_files_are_loaded_once_and_make_another_job(
     file = tmp_path / "mine.py"
     file.write_text(
         "from hvd_autosync.extensions import add_knob\n"
+        "from hvd_autosync.search_space.knob_spec import KnobSpec, Variable\n"
         "from hvd_autosync.search_space.knobs import integer_knob\n"
-        "add_knob(integer_knob('mine', 0, 9, 1, help='Mine.'), 'HOROVOD_MINE')\n"
+        "mine = integer_knob('mine', 0, 9, 1, help='Mine.')\n"
+        "add_knob(KnobSpec(mine, Variable('HOROVOD_MINE'), 'always'))\n"
         f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n"
     )
     job = Job((), ("python", "train.py"), (Host("a", 2),))
@@ -216,7 +239,12 @@ def test_a_knob_that_is_read_at_the_start_is_tuned_by_launched_trials(tmp_path: 
     job = Job((), ("python", "train.py"), (Host("localhost", 2),))
     options = Options(store=str(tmp_path / "traces.db"))
     assert why_launched(job, options) is None
-    extensions.add_knob(integer_knob("mine", 0, 9, 1, help="Mine."), "HOROVOD_MINE")
+    mine = integer_knob("mine", 0, 9, 1, help="Mine.")
+    extensions.add_knob(declared(mine, "HOROVOD_MINE", reread=True))
+    assert why_launched(job, options) is None
+    assert "mine" not in launch_knobs(reinitializes=True)
+    assert "mine" in launch_knobs(reinitializes=False)
+    extensions.add_knob(declared(mine, "HOROVOD_MINE"))
     assert why_launched(job, options) == "ranks read mine of your extensions at their start"
 
 

@@ -124,8 +124,8 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
     begin = received["begin"]
     reached.begun = True
     with closing(progress_listener()) as listener:
+        job = live_job(begin)  # which loads extensions
         fixed = launch_knobs(reinitializes=begin["reinitializes"])
-        job = live_job(begin)
         noted = _Noted(listener)
         LiveStudy(training, job, options, noted, fixed, on_switch, ends, on_end).run()
 

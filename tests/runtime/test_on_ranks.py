@@ -19,7 +19,9 @@ WORKERS = Path(__file__).parent / "workers"
 _LIMIT_S = 560
 #: Of one with cases of whole matrices, which take long alone.
 _WIDE_LIMIT_S = 1760
-_MPI = ("mpi", "four ranks")
+#: Before the cases of a job whose launcher is "... again" Horovod is initialized so often again.
+_AGAIN = 50
+_MPI = ("mpi", "mpi again", "four ranks")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(_WIDE_LIMIT_S + 40)]
 Outcomes = Callable[[str, str], list[dict[str, str]]]
 
@@ -27,6 +29,8 @@ Outcomes = Callable[[str, str], list[dict[str, str]]]
 @dataclass(frozen=True)
 class Group:
     """Cases that run in one job.
+
+    On two ranks a matrix also has each case after Horovod was initialized again and again.
 
     Attributes:
         modules: The files.
@@ -202,14 +206,15 @@ def parameters() -> list[Any]:
     """Group, launcher, file and case of each test."""
     found = []
     for name, group in GROUPS.items():
-        for launcher in group.launchers:
+        again = [f"{each} again" for each in group.launchers if each in ("gloo", "mpi")]
+        for launcher in (*group.launchers, *again * ("reinitialize" not in name)):
             for module in group.modules:
                 for case in cases(module):
                     marks = [pytest.mark.mpi] if launcher in _MPI else []
                     marks += [pytest.mark.slow] if group.slow else []
                     first = launcher == group.launchers[0]
-                    stands = first or {module, case} & {*group.elsewhere}
-                    if {module, case} & {*group.wide} or not stands:
+                    stands = launcher not in again and {module, case} & {*group.elsewhere}
+                    if {module, case} & {*group.wide} or not (first or stands):
                         marks.append(pytest.mark.wide)
                     found.append(pytest.param(name, launcher, f"{module}.{case}", marks=marks))
     return found
@@ -258,14 +263,16 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
                 "run_cases.py",
                 str(folder),
                 str(limit_s - 20),
+                str(_AGAIN if launcher.endswith(" again") else 0),
                 *(parameters_of(item)["case"] for item in selected(groups, launcher)),
-                under=launcher,
+                under=launcher.removesuffix(" again"),
                 limit_s=limit_s,
                 warmup_steps=0,
                 measured_steps=10**6,
             )
             files = sorted(folder.iterdir())
-            assert len(files) == (2 if launcher in ("gloo", "mpi") else 4), job.output
+            ranks = 4 if launcher in ("four ranks", "two levels") else 2
+            assert len(files) == ranks, job.output
             reports = [dict(map(json.loads, file.read_text().splitlines())) for file in files]
             for each in groups:
                 known[each, launcher] = reports

@@ -4,7 +4,11 @@ import pytest
 
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.search_space import CATALOGUE, Strategy, held_by_environment, horovod_settings
-from hvd_autosync.search_space.horovod_settings import CHANGEABLE, KEPT_BY_HOROVOD, launched_by_mpi
+from hvd_autosync.search_space.horovod_settings import (
+    KEPT_BY_HOROVOD,
+    changeable_variables,
+    launched_by_mpi,
+)
 
 
 def test_defaults_set_no_variable() -> None:
@@ -85,4 +89,4 @@ def test_what_horovod_reads_again_and_what_it_keeps() -> None:
         "HOROVOD_NUM_NCCL_STREAMS": "1",
     }
     flags = {"HIERARCHICAL_ALLREDUCE", "TORUS_ALLREDUCE", "HIERARCHICAL_ALLGATHER"}
-    assert {*CHANGEABLE} == {*KEPT_BY_HOROVOD} | {f"HOROVOD_{flag}" for flag in flags}
+    assert {*changeable_variables()} == {*KEPT_BY_HOROVOD} | {f"HOROVOD_{flag}" for flag in flags}

@@ -48,13 +48,13 @@ from hvd_autosync.runtime.collectives.standstill import in_flight, others_wait, 
 from hvd_autosync.runtime.collectives.time_limit import time_limit
 from hvd_autosync.search_space.horovod_settings import (
     AUTOTUNE_VARIABLE,
-    CHANGEABLE,
     CYCLE_VARIABLE,
     ELASTIC_VARIABLE,
     FUSION_VARIABLE,
     RENDEZVOUS_ADDRESS,
     RENDEZVOUS_PORT,
     TIMELINE_VARIABLE,
+    changeable_variables,
 )
 from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.variables import set_variables, with_variables
@@ -139,7 +139,7 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
     initialized, because another one has ended, ends with one line in its error output.
 
     Args:
-        variables: Variables to set, or to unset if ``None``: some of ``CHANGEABLE`` of
+        variables: Variables to set, or to unset if ``None``: some of ``changeable_variables()`` of
             :mod:`~hvd_autosync.search_space.horovod_settings`, the same on all ranks.
 
     Raises:
@@ -245,7 +245,7 @@ def _own_refusal(variables: Mapping[str, str | None]) -> str:
         return "MPI was not initialized by mpi4py before hvd.init(); install mpi4py"
     if last.comm_is_freed:
         return "the script has freed the communicator that hvd.init() was given; keep it"
-    if fixed := sorted({*variables} - {*CHANGEABLE}):
+    if fixed := sorted({*variables} - {*changeable_variables()}):
         return f"{', '.join(fixed)} cannot be changed in a running job"
     wanted = {name for name, value in variables.items() if value is not None}
     if {FUSION_VARIABLE, CYCLE_VARIABLE} <= variables_read() | wanted:

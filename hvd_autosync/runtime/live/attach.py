@@ -15,7 +15,7 @@ from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.live.memory import free_bytes
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
-from hvd_autosync.search_space.horovod_settings import LIVE_VARIABLES, horovod_settings
+from hvd_autosync.search_space.horovod_settings import horovod_settings, live_variables
 from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.search_space.sync_plan import SyncPlan, sync_plan
 
@@ -33,7 +33,7 @@ class Attacher:
     """
 
     def __init__(self) -> None:
-        self._own = {name: os.environ.get(name) for name in LIVE_VARIABLES}
+        self._own = {name: os.environ.get(name) for name in live_variables()}
         self.variables = dict(self._own)
 
     def reinitializes(self) -> bool:

@@ -79,8 +79,6 @@ EXACT = {
     ),
     "balance": SyncPlan(PLANS["rows"], CLASSES, protocol=Protocol(share=1.0, stragglers="balance")),
 }
-#: Exact ones that keep states elsewhere, or more than states. The others keep what Horovod does.
-KEPT = ("as Horovod", "sharded", "priority mixed", "rounds later", "SSP(0)", "BSP first")
 LOSSY = {
     "rounds": SyncPlan(classes=CLASSES, schedule=Schedule(3)),
     "coded rounds": SyncPlan(ExchangePlan(1, large=TOPK, rest=TOPK), CLASSES, Schedule(2)),
@@ -209,7 +207,7 @@ def case_exact_methods_with_accumulation():
 
 
 def case_every_exact_method_after_every_other_with_momentum():
-    compare(walk(KEPT))
+    compare(walk([*EXACT]))
 
 
 def case_every_exact_method_after_every_other_with_clipping():
@@ -218,7 +216,7 @@ def case_every_exact_method_after_every_other_with_clipping():
 
 
 def case_every_exact_method_after_every_other_between_checkpoints():
-    names = walk(KEPT)
+    names = walk([*EXACT])
     compare(names, optimizer="Adam", save_at=range(len(names)))
 
 

@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hvd_autosync
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.extensions import add_knob
 from hvd_autosync.runtime.collectives import reinitialize as module
 from hvd_autosync.runtime.collectives.addresses import own_address
 from hvd_autosync.runtime.collectives.levels import two_levels
@@ -45,7 +46,10 @@ from hvd_autosync.runtime.collectives.reinitialize import (
 from hvd_autosync.runtime.collectives.standstill import in_flight
 from hvd_autosync.runtime.live.attach import Attacher
 from hvd_autosync.runtime.sync.synchronizer import switch
+from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.knob_spec import KnobSpec, Variable
+from hvd_autosync.search_space.knobs import categorical_knob
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.sync_plan import SyncPlan
@@ -160,6 +164,25 @@ def case_cycle_time_takes_effect():
     slow = seconds()
     again({CYCLE: None})
     assert slow > 0.3 > seconds() or slow > 3 * seconds(), slow
+
+
+def case_a_variable_of_an_extension_takes_effect():
+    """Once its declaration says that Horovod reads it again."""
+
+    def pinned():
+        return [each for each in os.listdir("/proc/self/task") if os.sched_getaffinity(int(each)) == {0}]
+
+    name, cores = "HOROVOD_THREAD_AFFINITY", ",".join("0" * hvd.local_size())
+    refused({name: cores}, f"{name} cannot be changed")
+    knob = categorical_knob("affinity", ("free", cores), "free", help="Cores of Horovod's threads.")
+    add_knob(KnobSpec(knob, Variable(name, reread=True), "always"))
+    try:
+        again({name: cores})
+        assert len(pinned()) == 1
+        again({name: None})
+        assert not pinned()
+    finally:
+        del REGISTRY._specs[knob.name]
 
 
 def case_plans_go_on():

@@ -1,9 +1,10 @@
 """Runs cases on all ranks, with measuring switched on.
 
-``run_cases.py FOLDER SECONDS MODULE.CASE ...``: each rank appends one JSON line per case to
-``FOLDER/RANK``: ``[name, traceback or ""]``, and says after SECONDS where it hangs. A case ends by
-returning, by ``unittest.SkipTest``, or by failing. With ``CASES_DEVICE=cuda`` in the environment
-they compute on GPUs, which ranks share if there are fewer.
+``run_cases.py FOLDER SECONDS TIMES MODULE.CASE ...``: Horovod is initialized again so many times
+first. Each rank appends one JSON line per case to ``FOLDER/RANK``: ``[name, traceback or ""]``, and
+says after SECONDS where it hangs. A case ends by returning, by ``unittest.SkipTest``, or by failing.
+With ``CASES_DEVICE=cuda`` in the environment they compute on GPUs, which ranks share if there are
+fewer.
 """
 
 import faulthandler
@@ -25,6 +26,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
 from hvd_autosync.runtime.collectives.messaging import prepare_messaging
+from hvd_autosync.runtime.collectives.reinitialize import reinitialize
 from hvd_autosync.runtime.exchange import dispatcher
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 
@@ -89,14 +91,24 @@ def compute_on(device: str) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def main(folder: str, limit_s: str, *names: str) -> None:
+def initialize_again(times: int) -> None:
+    """Initialize Horovod again and again, with the variables that live tuning changes."""
+    from cases_reinitialize import VARIABLES
+
+    for number in range(times):
+        reinitialize(VARIABLES[number % len(VARIABLES)])
+
+
+def main(folder: str, limit_s: str, times: str, *names: str) -> None:
     modules = {name.partition(".")[0] for name in names}
     if device := os.environ.get("CASES_DEVICE"):
         compute_on(device)
     faulthandler.dump_traceback_later(float(limit_s))
     torch.set_num_threads(1)
     wait_asleep()
-    if "cases_reinitialize" not in modules:  # which Horovod's own cycle time is a part of
+    if int(times) or "cases_reinitialize" in modules:
+        record_initialization()  # whose variables Horovod's own cycle time is one of
+    else:
         os.environ.update(CYCLE_TIME)  # until Horovod has read it: cases look at variables
     # Sets that may be added later hold up who starts operations: not where time matters.
     if modules & {"cases_messages", "cases_methods", "cases_protocols", "cases_stragglers"}:
@@ -107,11 +119,10 @@ def main(folder: str, limit_s: str, *names: str) -> None:
         prepare_levels()
         hvd.init()
     else:
-        if "cases_reinitialize" in modules:
-            record_initialization()
         hvd.init(process_sets="dynamic")
     for name in CYCLE_TIME:
         os.environ.pop(name, None)
+    initialize_again(int(times))
     current.run._sender.stop()  # the cases look at news themselves
     ranks = hvd.size()  # cases may end Horovod
     with open(os.path.join(folder, str(hvd.rank())), "w") as out:
