@@ -19,9 +19,9 @@ WORKERS = Path(__file__).parent / "workers"
 _LIMIT_S = 560
 #: Of one with cases of whole matrices, which take long alone.
 _WIDE_LIMIT_S = 1760
-#: Before the cases of a job whose launcher is "... again" Horovod is initialized so often again.
+#: Before the cases of a job whose launcher is "again ..." Horovod is initialized so often again.
 _AGAIN = 50
-_MPI = ("mpi", "mpi again", "four ranks")
+_MPI = ("mpi", "again mpi", "four ranks")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(_WIDE_LIMIT_S + 40)]
 Outcomes = Callable[[str, str], list[dict[str, str]]]
 
@@ -206,7 +206,7 @@ def parameters() -> list[Any]:
     """Group, launcher, file and case of each test."""
     found = []
     for name, group in GROUPS.items():
-        again = [f"{each} again" for each in group.launchers if each in ("gloo", "mpi")]
+        again = [f"again {each}" for each in group.launchers if each in ("gloo", "mpi")]
         for launcher in (*group.launchers, *again * ("reinitialize" not in name)):
             for module in group.modules:
                 for case in cases(module):
@@ -263,9 +263,9 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
                 "run_cases.py",
                 str(folder),
                 str(limit_s - 20),
-                str(_AGAIN if launcher.endswith(" again") else 0),
+                str(_AGAIN if launcher.startswith("again ") else 0),
                 *(parameters_of(item)["case"] for item in selected(groups, launcher)),
-                under=launcher.removesuffix(" again"),
+                under=launcher.removeprefix("again "),
                 limit_s=limit_s,
                 warmup_steps=0,
                 measured_steps=10**6,
