@@ -179,7 +179,7 @@ class FactorsBucket(Bucket):
             encoded = yield gather(own, f"{self.name}.factors")
         else:
             codes = yield gather(self._coded(own, self._coding), f"{self.name}.codes")
-            encoded = decode_messages(codes).to(own.device)
+            encoded = decode_messages(codes, {self._rank: own.cpu()}).to(own.device)
         messages = Message.decode_all(encoded, self.parameters[0].shape)
         self._layer.clear()
         self._compare_weights([message.checksum for message in messages])
@@ -325,15 +325,20 @@ def encode_message(message: torch.Tensor, form: Form | None = None) -> torch.Ten
     return padded
 
 
-def decode_messages(codes: torch.Tensor) -> torch.Tensor:
+def decode_messages(codes: torch.Tensor, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
     """Return the messages whose codes lie one behind the other, one behind the other, on the host.
 
     They are copied, so that their parts are aligned on all ranks alike.
+
+    Args:
+        codes: The codes.
+        known: Place -> the message whose code is there, which is not decoded.
     """
-    messages, begin = [], 0
+    messages: list[torch.Tensor] = []
+    begin = 0
     while begin < len(codes):
-        code = codes[begin:]
-        messages.append(decode(code).view(torch.uint8))
+        code, own = codes[begin:], known.get(len(messages))
+        messages.append(decode(code).view(torch.uint8) if own is None else own)
         begin += _padded_bytes(header_of(code))
     return torch.cat(messages)
 

@@ -88,7 +88,12 @@ def test_coded_messages_come_back_bit_for_bit(dtype: torch.dtype) -> None:
         message(1, torch.zeros_like, dtype),
     ]
     codes = [encode_message(each) for each in messages]
-    assert torch.equal(decode_messages(torch.cat(codes)), torch.cat(messages))
+    coded, whole = torch.cat(codes), torch.cat(messages)
+    assert torch.equal(decode_messages(coded, {}), whole)
+    for place, own in enumerate(messages):  # what is known is not decoded
+        other = torch.zeros_like(own)
+        assert torch.equal(decode_messages(coded, {place: own}), whole)
+        assert not torch.equal(decode_messages(coded, {place: other}), whole)
     assert len(codes[0]) < 0.8 * len(messages[0])
 
 
@@ -98,7 +103,7 @@ def test_a_code_is_longer_by_no_more_than_its_header(form: Form | None) -> None:
     random = message(50, lambda t: t)
     code = encode_message(random, form)
     assert len(code) <= len(random) + 64
-    assert torch.equal(decode_messages(torch.cat([code, code])), torch.cat([random, random]))
+    assert torch.equal(decode_messages(torch.cat([code, code]), {}), torch.cat([random, random]))
 
 
 def test_lengths_of_codes_repeat() -> None:
@@ -123,5 +128,5 @@ def test_a_message_without_factors_is_no_evidence_for_codes() -> None:
     for _ in range(2):
         backoff.tried(paid=False)
     empty = Message(Status.MORE).encode(torch.device("cpu"))
-    assert torch.equal(decode_messages(bucket._coded(empty, backoff)), empty)
+    assert torch.equal(decode_messages(bucket._coded(empty, backoff), {}), empty)
     assert bucket._form is None and backoff.skips()
