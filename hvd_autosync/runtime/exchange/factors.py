@@ -28,7 +28,13 @@ from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
-from hvd_autosync.runtime.exchange.lossless import HEADER_BYTES, Header, decode, encode, header_of
+from hvd_autosync.runtime.exchange.lossless import (
+    HEADER_BYTES,
+    decode,
+    encode,
+    header_of,
+    set_mark,
+)
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS, Form
 from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, is_product, product
@@ -39,9 +45,9 @@ _MOST_REFUSALS = 3
 _CHECK_EVERY = 64
 #: Each part of a message begins at a multiple of this, bytes: the vector length of processors.
 _ALIGNMENT = 64
-#: Different lengths that the code of a message has, up to that of the message. Lengths repeat then,
-#: and Horovod need not negotiate them again.
-_LENGTHS = 64
+#: Horovod negotiates a gathered tensor anew when its length has changed. So a code has the length of
+#: the one before, while it fits and wastes less than this share of the message.
+_WASTE = 1 / 32
 #: Steps after which a rank looks again what its codes can leave out; it takes longer than coding.
 _LOOK_EVERY = 16
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -166,6 +172,7 @@ class FactorsBucket(Bucket):
         #: Of this rank's own codes; each says itself whether it is one.
         self._coding = Backoff() if lossless else None
         self._form: Form | None = None
+        self._code_bytes = 0
         self._steps = 0
         #: Whether all ranks' weights were equal at the first checksum.
         self._equal: bool | None = None
@@ -213,10 +220,11 @@ class FactorsBucket(Bucket):
     def _coded(self, message: torch.Tensor, backoff: Backoff) -> torch.Tensor:
         if len(message) == _ALIGNMENT or backoff.skips():  # without factors, or not yet again
             return encode_message(message, AS_IS)
-        code = encode_message(message, self._form if self._steps % _LOOK_EVERY else None)
+        form = self._form if self._steps % _LOOK_EVERY else None
+        code = encode_message(message, form, self._code_bytes)
         form = header_of(code).form
         shorter = form != AS_IS
-        self._form = form if shorter else None
+        self._form, self._code_bytes = (form, len(code)) if shorter else (None, 0)
         backoff.tried(paid=shorter)
         return code
 
@@ -308,20 +316,29 @@ class FactorsBucket(Bucket):
         self._equal = equal
 
 
-def encode_message(message: torch.Tensor, form: Form | None = None) -> torch.Tensor:
+def encode_message(
+    message: torch.Tensor, form: Form | None = None, before: int = 0
+) -> torch.Tensor:
     """Return a lossless code of an encoded message, on the host, shape ``(bytes,)``, padded.
 
     Args:
         message: As :meth:`Message.encode` returns it.
         form: As of :func:`~hvd_autosync.runtime.exchange.lossless.encode`; the code has the bits
             as they are where it would be longer.
+        before: Bytes of the code before, which it gets if they are enough and not far too many.
     """
     numbers = message.view(torch.float32)
     code = encode(numbers, form)
     if len(code) > HEADER_BYTES + len(message):
         code = encode(numbers, AS_IS)
-    padded = torch.zeros(_padded_bytes(header_of(code)), dtype=torch.uint8, device="cpu")
+    spare = int(_WASTE * len(message))
+    length = before
+    if not len(code) <= before <= len(code) + spare:
+        # In the middle of the lengths for which it is kept.
+        length = _aligned(min(len(code) + spare // 2, HEADER_BYTES + len(message)))
+    padded = torch.zeros(length, dtype=torch.uint8, device="cpu")
     padded[: len(code)] = code
+    set_mark(padded, length)
     return padded
 
 
@@ -339,14 +356,8 @@ def decode_messages(codes: torch.Tensor, known: Mapping[int, torch.Tensor]) -> t
     while begin < len(codes):
         code, own = codes[begin:], known.get(len(messages))
         messages.append(decode(code).view(torch.uint8) if own is None else own)
-        begin += _padded_bytes(header_of(code))
+        begin += header_of(code).mark
     return torch.cat(messages)
-
-
-def _padded_bytes(header: Header) -> int:
-    whole = 4 * header.elements
-    step = _aligned(whole // _LENGTHS)
-    return min(-(-header.code_bytes // step) * step, _aligned(HEADER_BYTES + whole))
 
 
 def pays(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:

@@ -89,7 +89,7 @@ def encode(tensor: torch.Tensor, form: Form | None = None, mark: int = 0) -> tor
         tensor: Contiguous, of type float32 and shape ``(n,)``.
         form: What to leave out; ``None``: what pays, by a sample. If that turns out not to pay,
             the code has the bits as they are.
-        mark: A number for the receivers, see :func:`headers`.
+        mark: A number for the receivers (:func:`header_of`).
     """
     bits = bits_of(tensor.cpu())
     chosen = find_form(bits)[0] if form is None else form
@@ -150,6 +150,11 @@ def header_of(code: torch.Tensor) -> Header:
     form = Form(bool(flags & 1), _WORDS[flags >> 2], bool(flags & 2))
     elements, values, exceptions, bitmap, places, upper, mark = counts
     return Header(form, elements, values, exceptions, (bitmap, places, upper), mark)
+
+
+def set_mark(code: torch.Tensor, mark: int) -> None:
+    """Change the mark of a code."""
+    code[:HEADER_BYTES].view(torch.int64)[-1] = mark
 
 
 def split_codes(codes: torch.Tensor) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -115,8 +116,15 @@ def test_lengths_of_codes_repeat() -> None:
 
     form = Form(zeros=True)
     unpadded = {len(encode(batch(seed).view(torch.float32), form)) for seed in range(20)}
-    padded = {len(encode_message(batch(seed), form)) for seed in range(20)}
-    assert len(unpadded) > 15 and len(padded) <= 4
+    lengths = [0]
+    for seed in range(20):
+        code = encode_message(batch(seed), form, lengths[-1])
+        assert torch.equal(decode_messages(torch.cat([code, code]), {}), batch(seed).repeat(2))
+        lengths.append(len(code))
+    changes = sum(one != other for one, other in itertools.pairwise(lengths))
+    assert len(unpadded) > 15 and changes <= 3
+    # What is far too long does not stay.
+    assert len(encode_message(batch(0), form, 2 * lengths[-1])) <= 1.1 * lengths[-1]
 
 
 def test_a_message_without_factors_is_no_evidence_for_codes() -> None:
