@@ -40,6 +40,7 @@ from command_line import (
     own_part,
     parse,
 )
+from gain.workloads import WORKLOADS
 from rich.console import Console
 from rich.table import Table
 
@@ -50,12 +51,8 @@ _BIN = Path(sys.executable).parent
 _COLUMNS = ("commit", "setting", "example", "round", "way", "set_up_s", "first_s", "steps_at")
 #: Steps are counted up to each multiple of this, seconds.
 _EVERY_S = 10
-EXAMPLES = {
-    "digits": "train_digits.py --hidden 256 --epochs 100000",
-    "vgg": "synthetic_benchmark.py --model vgg --steps 1000000",
-    "lm": "train_lm.py --width 64 --depth 2 --heads 2 --context 32 --batch-size 4 --epochs 100000",
-    "ncf": "train_ncf.py --factors 8 --epochs 100000",
-}
+#: Those of ``tuning_gain.py``.
+EXAMPLES = {name: f"{each.script} {each.arguments}" for name, each in WORKLOADS.items()}
 _TRIALS = ["--autosync-trials", "8", "--autosync-expected-hours", "10"]
 WAYS: dict[str, Sequence[str]] = {
     "as it is": (),
@@ -234,7 +231,7 @@ def _ahead_from(live: list[list[int]], other: list[list[int]]) -> str:
 def main() -> None:
     """Measure, or show a file."""
     parser = new_parser(__doc__)
-    parser.add_argument("--examples", default=",".join(EXAMPLES), metavar="NAME,...")
+    parser.add_argument("--examples", default="digits,vgg,lm,ncf", metavar="NAME,...")
     parser.add_argument("--settings", default="100mbit,300mbit,loopback", metavar="SETTING,...")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--seconds", type=float, default=300.0, metavar="S", help="of each cell")

@@ -28,13 +28,7 @@ from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
-from hvd_autosync.runtime.exchange.lossless import (
-    HEADER_BYTES,
-    decode,
-    encode,
-    header_of,
-    set_mark,
-)
+from hvd_autosync.runtime.exchange.lossless import HEADER_BYTES, decode, encode, header_of, set_mark
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS, Form
 from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, is_product, product
