@@ -1,6 +1,6 @@
 """A training of a stated number of steps, for tests of live tuning.
 
-It writes a checkpoint every ten steps, from which it resumes, and in the end its parameters.
+It writes a checkpoint every ten steps, and in the end its parameters.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from torch import nn  # noqa: E402
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=0, help="0: some more than it takes to be tuned")
+parser.add_argument("--more", type=int, default=2, help="epochs once it is tuned")
 parser.add_argument("--folder", type=Path, required=True)
 parser.add_argument("--sleep", type=float, default=0.01)
 parser.add_argument("--uneven", action="store_true", help="rank 1 has less data in each epoch")
@@ -121,7 +122,7 @@ def last_step():
     return last_step.more < 0
 
 
-last_step.more = 2
+last_step.more = arguments.more
 step_of = train_or_end if arguments.fails in ("catch", "own") else train_step
 for step in itertools.count():
     if arguments.uneven:
