@@ -1,14 +1,14 @@
 """Six faults in each of five stages of a training that is tuned in its own steps.
 
 Two hosts share a slow link, so that there is something to gain, to confirm and to switch to.
-Whatever happens, a training that ends well has the model that it would have without tuning; one that
-does not ends with a status of its own, and the same command then ends well. What was measured stays.
+Whatever happens, a training that ends well has the model that it would have without tuning. One
+that does not ends with a status of its own, and the same command then ends well. What was measured
+stays.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sqlite3
 import subprocess
@@ -214,9 +214,7 @@ FAULTS: dict[str, Callable[[Training], None]] = {
 #: These stand for the rest.
 NARROW = {("rank stopped", "trials"), ("disk full", "confirmation")}
 CASES = [
-    pytest.param(
-        fault, stage, marks=() if (fault, stage) in NARROW else pytest.mark.wide, id=f"{fault}-{stage}"
-    )
+    pytest.param(fault, stage, marks=() if (fault, stage) in NARROW else pytest.mark.wide)
     for fault in FAULTS
     for stage in STAGES
 ]
@@ -224,11 +222,7 @@ CASES = [
 
 @pytest.mark.parametrize(("fault", "stage"), CASES)
 def test_a_fault_in_a_stage(
-    fault: str,
-    stage: str,
-    tmp_path: Path,
-    horovodrun: str,
-    request: pytest.FixtureRequest,
+    fault: str, stage: str, tmp_path: Path, horovodrun: str, request: pytest.FixtureRequest
 ) -> None:
     disk = request.getfixturevalue("small_disk") if fault == "disk full" else tmp_path
     with Testbed(2, RATE_MBIT) as bed:
@@ -254,5 +248,3 @@ def test_a_fault_in_a_stage(
 
 def check_what_is_said(training: Training, fault: str, stage: str) -> None:
     print(training.said)
-
-

@@ -2,9 +2,9 @@
 
 ``run_cases.py FOLDER SECONDS TIMES MODULE.CASE ...``: Horovod is initialized again so many times
 first. Each rank appends one JSON line per case to ``FOLDER/RANK``: ``[name, traceback or ""]``, and
-says after SECONDS where it hangs. A case ends by returning, by ``unittest.SkipTest``, or by failing.
-With ``CASES_DEVICE=cuda`` in the environment they compute on GPUs, which ranks share if there are
-fewer.
+says after SECONDS where it hangs. A case ends by returning, by ``unittest.SkipTest``, or by
+failing. With ``CASES_DEVICE=cuda`` in the environment they compute on GPUs, which ranks share if
+there are fewer.
 """
 
 import faulthandler
