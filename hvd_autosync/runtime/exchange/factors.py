@@ -39,8 +39,8 @@ _MOST_REFUSALS = 3
 _CHECK_EVERY = 64
 #: Each part of a message begins at a multiple of this, bytes: the vector length of processors.
 _ALIGNMENT = 64
-#: Horovod negotiates a gathered tensor anew when its length has changed. So a code has the length
-#: of the one before, while it fits and wastes less than this share of the message.
+#: Horovod negotiates again about a gathered tensor whose length has changed. So a code has the
+#: length of the one before, while it fits and wastes less than this share of the message.
 _WASTE = 1 / 32
 #: Steps after which a rank looks again what its codes can leave out; it takes longer than coding.
 _LOOK_EVERY = 16
