@@ -6,6 +6,7 @@ test is conclusive (:mod:`hvd_autosync.study.noninferiority`) or the budget is u
 the losses, means over all ranks, of the last quarter of the steps, after equally many samples. The
 tolerance is a share of the decrease of the default's loss since the beginning of the training.
 Where that loss has not fallen beyond its noise, the default's trials are repeated with more steps.
+A candidate whose training ends earlier than the default's has not shown anything.
 
 With local steps replicas differ within a round, and their average is the model. So only losses are
 compared that were measured while replicas were equal, after the first round: those of the first
@@ -20,11 +21,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations, starmap
 
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.records import OrNan, Record
 from hvd_autosync.study.noninferiority import (
     MOST_PAIRS,
+    Estimate,
     Outcome,
     Pair,
     PairedResult,
@@ -36,6 +39,8 @@ from hvd_autosync.study.quality_trial import (
     FEWEST_STEPS,
     FIRST_SEEDS,
     QualityTrial,
+    are_alike,
+    ended_early,
     enough_steps,
     failed,
     fall_of,
@@ -67,7 +72,7 @@ class Verdict(Record):
         outcome: Whether it is admitted, worse, or not shown to be as good.
         loss: Its loss after as many samples as the default, mean over the pairs; NaN without pairs.
         default_loss: Loss of the default in the same pairs.
-        allowed: Allowed difference of the two.
+        allowed: Allowed difference of the two, mean over the pairs.
         reason: One sentence for people.
         bound: Upper bound of the difference at the last look; NaN without a look.
         pairs: Number of pairs of trainings.
@@ -218,7 +223,7 @@ class QualityCheck:
             return "the default's own losses are NaN or infinite, so no strategy can be judged"
         if len(first) < FIRST_SEEDS:
             return ""
-        if len(set(first)) < len(first):
+        if any(starmap(are_alike, combinations(first, 2))):
             return "two seeds gave the default the same losses, so its noise cannot be estimated"
         if not has_fallen(self._falls):
             return (
@@ -228,14 +233,9 @@ class QualityCheck:
         return ""
 
     @cached_property
-    def _falls(self) -> list[Pair]:
+    def _falls(self) -> list[Estimate]:
         """Decrease of the default's loss, for each of its first seeds."""
         return [fall_of(losses) for losses in self._first]
-
-    @cached_property
-    def _allowed(self) -> float:
-        """Allowed loss above the default's."""
-        return self._tolerance * statistics.fmean(fall.difference for fall in self._falls)
 
     @cached_property
     def _seeds_deviation(self) -> float:
@@ -247,7 +247,7 @@ class QualityCheck:
         trials = self._of(candidate)
         if self._spent or not trials or len(self._first) < FIRST_SEEDS:
             return bool(trials) and not self._spent
-        if any(failed(trial) or trial.unseen for trial in trials):
+        if any(failed(trial) or trial.unseen for trial in trials) or self._ended_early(candidate):
             return False
         pairs = self._pairs(candidate)
         if pairs and self._find(pairs).outcome is not None:
@@ -256,17 +256,39 @@ class QualityCheck:
         return running or self._next_of_pairs(candidate) is not None
 
     def _find(self, pairs: Sequence[tuple[_Losses, _Losses]]) -> PairedResult:
-        compared = [_pair(*pair, self._goal) for pair in pairs]
-        return judge_pairs(compared, self._allowed, self._seeds_deviation)
+        compared = []
+        for default, own in pairs:
+            fall = fall_of(default.losses)
+            allowed = Estimate(self._tolerance * fall.mean, self._tolerance * fall.error)
+            compared.append(Pair(_difference(default, own, self._goal), allowed))
+        return judge_pairs(compared, self._seeds_deviation)
+
+    def _finished(self, candidate: Strategy) -> list[tuple[QualityTrial, QualityTrial]]:
+        """Return the trials of the default and the candidate of each seed, in their order.
+
+        They end before the first seed whose trials have not finished, so that what was found on
+        some pairs stays when further ones are added.
+        """
+        own = {trial.seed: trial for trial in self._of(candidate)}
+        found = []
+        for trial in sorted(self._of(self._default), key=lambda trial: trial.seed):
+            if not trial.running and failed(trial):
+                continue
+            other = own.get(trial.seed)
+            if other is None or trial.running or other.running:
+                break
+            found.append((trial, other))
+        return found
+
+    def _ended_early(self, candidate: Strategy) -> tuple[QualityTrial, QualityTrial] | None:
+        """Return the first trials of a seed in which the candidate's training ended by itself."""
+        finished = self._finished(candidate)
+        return next((pair for pair in finished if ended_early(pair[1], pair[0])), None)
 
     def _pairs(self, candidate: Strategy) -> list[tuple[_Losses, _Losses]]:
         """Return the losses of the default and the candidate for each seed that both finished."""
-        own = {trial.seed: trial for trial in self._of(candidate)}
         pairs = []
-        for trial in self._of(self._default):
-            other = own.get(trial.seed)
-            if other is None or trial.running or other.running or failed(trial):
-                continue
+        for trial, other in self._finished(candidate):
             steps = other.judged(min(len(trial.losses), len(other.losses)))
             last = steps
             if self._goal == "time-to-loss":
@@ -281,27 +303,35 @@ class QualityCheck:
         if self._obstacle or not trials:
             why = self._obstacle or self._spent
             return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, nothing, why)
-        if any(failed(trial) for trial in trials):
-            reason = "its training failed or its loss is NaN or infinite"
-            return Verdict(candidate, Outcome.WORSE, nothing, nothing, self._allowed, reason)
+        allowed = self._tolerance * statistics.fmean(fall.mean for fall in self._falls)
+        if any(failed(trial) and not trial.crashed for trial in trials):
+            reason = "its loss is NaN or infinite, or cannot be seen"
+            return Verdict(candidate, Outcome.WORSE, nothing, nothing, allowed, reason)
+        if any(trial.crashed for trial in trials):
+            reason = "its training failed"
+            return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, allowed, reason)
+        if early := self._ended_early(candidate):
+            default, own = (len(trial.losses) for trial in early)
+            reason = f"its training ended by itself after {own} of {default} steps"
+            return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, allowed, reason)
         pairs = self._pairs(candidate)
         if not pairs:
             reason = (
                 "too few steps to see the loss of an average of its replicas; increase "
                 "--autosync-quality-steps"
             )
-            return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, self._allowed, reason)
+            return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, allowed, reason)
         found = self._find(pairs)
         pairs = pairs[: found.pairs]
         loss = statistics.fmean(_mean(own.losses, own.steps) for _, own in pairs)
         base = statistics.fmean(_mean(default.losses, default.steps) for default, _ in pairs)
-        reason = self._reason(found, loss - base, len(pairs[0][0].losses))
+        reason = self._reason(found, loss - base, max(pairs[0][1].steps) + 1)
         return Verdict(
             candidate,
             found.outcome or Outcome.NOT_SHOWN,
             loss,
             base,
-            self._allowed,
+            found.allowed,
             reason,
             found.bound if math.isfinite(found.bound) else nothing,
             found.pairs,
@@ -316,14 +346,14 @@ class QualityCheck:
             steps: Steps of a trial.
         """
         seeds = f"{steps} steps of {found.pairs} seed{'s' * (found.pairs > 1)}"
-        share = self._tolerance / self._allowed
         if found.outcome is Outcome.ADMITTED:
             text = f"its loss is at most {found.bound:.2g} above the default's ({seeds})"
         elif found.outcome is Outcome.WORSE:
             text = f"its loss is {found.difference:.2g} above the default's ({seeds})"
         else:
             text = f"could not be shown to be as good in {seeds}"
-            if math.isfinite(found.bound):
+            if math.isfinite(found.bound) and found.allowed > 0:
+                share = self._tolerance / found.allowed
                 text += f"; with a tolerance of {share * found.bound:.1%} it could"
             if self._spent and found.outcome is None:
                 text += f"; {self._spent}"
@@ -348,15 +378,15 @@ class _Losses:
     last: Sequence[int] = ()
 
 
-def _pair(default: _Losses, own: _Losses, goal: str) -> Pair:
+def _difference(default: _Losses, own: _Losses, goal: str) -> Estimate:
     if goal == "time-to-loss":
         # The steps have different batches, so only the seed is paired.
         mine = [own.losses[step] for step in own.last]
         base = last_losses(default.losses)
         difference = statistics.fmean(mine) - statistics.fmean(base)
-        return Pair(difference, math.hypot(standard_error(mine), standard_error(base)))
+        return Estimate(difference, math.hypot(standard_error(mine), standard_error(base)))
     apart = [own.losses[step] - default.losses[step] for step in own.steps]
-    return Pair(statistics.fmean(apart), standard_error(apart))
+    return Estimate(statistics.fmean(apart), standard_error(apart))
 
 
 def _mean(losses: Sequence[float], steps: Sequence[int]) -> float:

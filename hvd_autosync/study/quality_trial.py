@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
 from hvd_autosync.search_space.sync_plan import schedule_of
-from hvd_autosync.study.noninferiority import LENGTHS, LOOKS, Pair, deviation, has_fallen
+from hvd_autosync.study.noninferiority import LENGTHS, LOOKS, Estimate, deviation, has_fallen
 
 #: Number of seeds of the default that run first; they give the decrease and the noise of its loss.
 FIRST_SEEDS = min(LOOKS)
@@ -23,6 +23,10 @@ FIRST_SEEDS = min(LOOKS)
 _LAST, _BEGINNING, FEWEST_STEPS = 0.25, 0.05, 20
 #: Least number of rounds of local steps whose averages are judged, if there are so many.
 _FEWEST_ROUNDS = 4
+#: A training with less than this share of the default's steps ended early: a loss may be lost.
+_COMPLETE = 0.98
+#: Two seeds are alike below this share of the mean square between successive steps.
+_ALIKE = 0.01
 #: Block length for standard errors: neighbouring steps are correlated, means of blocks are less so.
 _BLOCK = 5
 
@@ -81,10 +85,10 @@ class QualityTrial:
     def count_within(self, other: QualityTrial) -> int:
         """Return how many of its losses it had in the time of ``other``, at least one.
 
-        These are all if a step time is unknown.
+        If a step time is unknown, they are as many as those of ``other`` at most.
         """
         if not self.ends_s or not other.ends_s:
-            return len(self.losses)
+            return max(min(len(self.losses), len(other.losses)), 1)
         steps = bisect_right(self.ends_s, other.ends_s[-1])
         return max(steps * len(self.losses) // len(self.ends_s), 1)
 
@@ -92,7 +96,7 @@ class QualityTrial:
         """Return the judged ones of the first ``count`` steps.
 
         These are the last quarter. With local steps they are those of the average in it, or the
-        last few if it has fewer; none if no round has ended.
+        last four, which begin earlier, if it has fewer; none if no round has ended.
         """
         first = count - last_quarter(count)
         if not self.local_steps:
@@ -121,6 +125,24 @@ def failed(trial: QualityTrial) -> bool:
     """Return whether a trial has ended without losses to judge it by, or with infinite ones."""
     losses = trial.losses
     return not trial.running and (len(losses) < FEWEST_STEPS or not math.isfinite(sum(losses)))
+
+
+def ended_early(trial: QualityTrial, default: QualityTrial) -> bool:
+    """Return whether a training ended by itself before it had the steps of the default's."""
+    return len(trial.losses) < _COMPLETE * len(default.losses)
+
+
+def are_alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether two seeds have given the same training, but for rounding.
+
+    Their losses then differ by far less than those of successive steps do.
+    """
+    apart = _mean_square(a - b for a, b in zip(one, other, strict=False))
+    return apart <= _ALIKE * _mean_square(after - before for before, after in pairwise(one))
+
+
+def _mean_square(differences: Iterable[float]) -> float:
+    return statistics.fmean(each * each for each in differences)
 
 
 def usable(default: Sequence[QualityTrial]) -> list[QualityTrial]:
@@ -152,11 +174,11 @@ def enough_steps(
     return enough
 
 
-def fall_of(losses: Sequence[float]) -> Pair:
+def fall_of(losses: Sequence[float]) -> Estimate:
     """Return the decrease of a loss since the beginning."""
     last = last_losses(losses)
     beginning = losses[: max(int(_BEGINNING * len(losses)), 1)]
-    return Pair(statistics.fmean(beginning) - statistics.fmean(last), standard_error(last))
+    return Estimate(statistics.fmean(beginning) - statistics.fmean(last), standard_error(last))
 
 
 def last_losses(losses: Sequence[float]) -> Sequence[float]:

@@ -54,6 +54,7 @@ class Training:
         horovodrun: Its path.
         store_path: The file of its store.
         said: What its last launch has said, once it has ended.
+        filling: Fills the disk of the store until it ends.
     """
 
     bed: Testbed
@@ -61,6 +62,7 @@ class Training:
     horovodrun: str
     store_path: Path
     said: str = ""
+    filling: threading.Thread | None = None
     _process: subprocess.Popen[str] = field(init=False)
 
     def start(self) -> None:
@@ -74,6 +76,8 @@ class Training:
     def wait(self) -> int:
         """Its exit status."""
         self.said = self._process.communicate(timeout=400)[1]
+        if self.filling is not None:
+            self.filling.join()
         return self._process.returncode
 
     @property
@@ -192,15 +196,18 @@ def lose_store(training: Training) -> None:
 
 def fill_disk(training: Training) -> None:
     """Until the training ends: the store's journal comes and goes meanwhile."""
+    filler = training.store_path.with_name("filler")
 
     def fill() -> None:
-        with open(training.store_path.with_name("filler"), "wb", buffering=0) as file:
+        with open(filler, "wb", buffering=0) as file:
             while training.runs:
                 with contextlib.suppress(OSError):
                     file.write(bytes(4096))
                 time.sleep(0.001)
+        filler.unlink()
 
-    threading.Thread(target=fill).start()
+    training.filling = threading.Thread(target=fill)
+    training.filling.start()
 
 
 FAULTS: dict[str, Callable[[Training], None]] = {

@@ -12,6 +12,7 @@ from hvd_autosync.study.noninferiority import (
     LOOKS,
     MOST_JUDGED,
     MOST_PAIRS,
+    Estimate,
     Outcome,
     Pair,
     PairedResult,
@@ -22,17 +23,26 @@ from hvd_autosync.study.noninferiority import (
 TOLERANCE = 1.0
 
 
-def planted(difference: float, spread: float, seed: int, count: int = MOST_PAIRS) -> list[Pair]:
-    values = np.random.default_rng(seed).normal(difference, spread, count)
-    return [Pair(float(value), 0.01) for value in values]
+def pair(difference: float, error: float = 0.01, allowed: float = TOLERANCE) -> Pair:
+    return Pair(Estimate(difference, error), Estimate(allowed, 0.0))
 
 
-def found(difference: float, spread: float, seed: int) -> PairedResult:
-    return judge_pairs(planted(difference, spread, seed), TOLERANCE, 2 * spread)
+def planted(difference: float, spread: float, seed: int, falls: float = 0.0) -> list[Pair]:
+    """Pairs whose tolerances, shares of the default's decrease, vary by ``falls`` of the mean."""
+    generator = np.random.default_rng(seed)
+    differences = generator.normal(difference, spread, MOST_PAIRS)
+    allowed = TOLERANCE * (1 + generator.normal(0, falls, MOST_PAIRS))
+    return [pair(float(d), 0.01, float(a)) for d, a in zip(differences, allowed, strict=True)]
 
 
-def outcomes(difference: float, spread: float, count: int = 400) -> Counter[Outcome | None]:
-    return Counter(found(difference, spread, seed).outcome for seed in range(count))
+def found(difference: float, spread: float, seed: int, falls: float = 0.0) -> PairedResult:
+    return judge_pairs(planted(difference, spread, seed, falls), 2 * spread)
+
+
+def outcomes(
+    difference: float, spread: float, count: int = 400, falls: float = 0.0
+) -> Counter[Outcome | None]:
+    return Counter(found(difference, spread, seed, falls).outcome for seed in range(count))
 
 
 def test_the_error_is_spent_once() -> None:
@@ -46,6 +56,14 @@ def test_noise_does_not_open_the_door(spread: float) -> None:
     admitted = outcomes(TOLERANCE, spread)[Outcome.ADMITTED]
     # 400 x 5 % / 6 are 3.3 on the average; more than 10 come once in a thousand times.
     assert admitted <= 10 and FALSE_ADMISSIONS / MOST_JUDGED * 400 < 10
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.25])
+@pytest.mark.parametrize("falls", [0.1, 0.22, 0.33])
+def test_nor_does_a_tolerance_that_is_known_from_few_trainings(spread: float, falls: float) -> None:
+    """One that came out too large by chance would admit all candidates of the study."""
+    assert outcomes(TOLERANCE, spread, falls=falls)[Outcome.ADMITTED] <= 10
+    assert outcomes(0.0, spread, 100, falls)[Outcome.ADMITTED] >= 95
 
 
 def test_a_strategy_as_good_is_admitted_given_enough_pairs() -> None:
@@ -69,21 +87,23 @@ def test_an_undecided_strategy_is_not_called_worse() -> None:
 
 
 def test_noise_within_a_pair_counts_where_pairs_agree_by_luck() -> None:
-    alike = [Pair(0.0, 5.0)] * MOST_PAIRS
-    assert judge_pairs(alike, TOLERANCE, 1.0).outcome is Outcome.NOT_SHOWN
-    assert judge_pairs([Pair(0.0, 0.1)] * MOST_PAIRS, TOLERANCE, 1.0).outcome is Outcome.ADMITTED
+    alike = [pair(0.0, 5.0)] * MOST_PAIRS
+    assert judge_pairs(alike, 1.0).outcome is Outcome.NOT_SHOWN
+    noisy_falls = [Pair(Estimate(0.0, 0.1), Estimate(TOLERANCE, 5.0))] * MOST_PAIRS
+    assert judge_pairs(noisy_falls, 1.0).outcome is Outcome.NOT_SHOWN
+    assert judge_pairs([pair(0.0, 0.1)] * MOST_PAIRS, 1.0).outcome is Outcome.ADMITTED
 
 
 def test_more_pairs_do_not_change_what_was_found() -> None:
     for seed in range(30):
         pairs = planted(0.3, 0.5, seed)
-        whole = judge_pairs(pairs, TOLERANCE, 1.0)
-        assert judge_pairs(pairs[: whole.pairs], TOLERANCE, 1.0) == whole
+        whole = judge_pairs(pairs, 1.0)
+        assert judge_pairs(pairs[: whole.pairs], 1.0) == whole
         for count in range(1, whole.pairs):
-            assert judge_pairs(pairs[:count], TOLERANCE, 1.0).outcome is None
+            assert judge_pairs(pairs[:count], 1.0).outcome is None
 
 
 def test_a_fall_within_its_noise_is_none() -> None:
-    assert has_fallen([Pair(fall, 0.01) for fall in (1.0, 1.1, 0.9, 1.0)])
-    assert not has_fallen([Pair(fall, 0.01) for fall in (1.0, -0.5, 0.2, -0.6)])
-    assert not has_fallen([Pair(0.1, 0.5)] * 4)
+    assert has_fallen([Estimate(fall, 0.01) for fall in (1.0, 1.1, 0.9, 1.0)])
+    assert not has_fallen([Estimate(fall, 0.01) for fall in (1.0, -0.5, 0.2, -0.6)])
+    assert not has_fallen([Estimate(0.1, 0.5)] * 4)

@@ -194,6 +194,18 @@ def test_seeds_without_effect_show_nothing() -> None:
     assert "the same losses" in judging.only.reason
 
 
+def test_seeds_that_differ_by_rounding_show_nothing() -> None:
+    """As where only the order of sums differs from run to run."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        rounding = np.random.default_rng(seed).normal(0, 1e-6, STEPS)
+        return tuple(np.asarray(noisy(1.0, 0, own=strategy == FAST)) + rounding)
+
+    judging = Judging(train)
+    assert judging.only.outcome is Outcome.NOT_SHOWN
+    assert "the same losses" in judging.only.reason
+
+
 def test_how_far_above_the_default_a_loss_is() -> None:
     assert Judging(job()).only.violation == pytest.approx(0.0, abs=0.2)
     assert Judging(job(topk=1.08)).only.violation == pytest.approx(0.08 / 0.008, rel=0.25)
@@ -203,10 +215,41 @@ def test_how_far_above_the_default_a_loss_is() -> None:
 
 
 @pytest.mark.parametrize("losses", [(math.nan,) * STEPS, (), noisy(1.0, 1, steps=10)])
-def test_a_training_that_fails_is_worse_at_once(losses: tuple[float, ...]) -> None:
+def test_a_training_without_finite_losses_is_worse_at_once(losses: tuple[float, ...]) -> None:
     judging = Judging(lambda s, seed: noisy(1.0, seed) if s == DEFAULT else losses)
-    assert judging.only.outcome is Outcome.WORSE and "failed" in judging.only.reason
+    assert judging.only.outcome is Outcome.WORSE and "NaN or infinite" in judging.only.reason
     assert judging.asked[FIRST_SEEDS:] == [(FAST, 1)]
+
+
+def test_a_launch_that_fails_shows_nothing() -> None:
+    trials = [QualityTrial(DEFAULT, seed, STEPS, noisy(1.0, seed)) for seed in SEEDS[:FIRST_SEEDS]]
+    trials.append(QualityTrial(FAST, 1, STEPS, crashed=True))
+    check = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS)
+    (verdict,) = check.verdicts()
+    assert verdict.outcome is Outcome.NOT_SHOWN and verdict.reason == "its training failed"
+
+
+@pytest.mark.parametrize("goal", ["steps", "time-to-loss"])
+def test_a_training_that_ends_by_itself_shows_nothing(goal: str) -> None:
+    """It gets worse after it has ended, as where a script stops early, or at a limit of time."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        losses = noisy(1.0, seed)
+        return losses if strategy == DEFAULT or seed != 2 else losses[:150]
+
+    verdict = Judging(train, goal=goal).only
+    assert verdict.outcome is Outcome.NOT_SHOWN
+    assert verdict.reason == "its training ended by itself after 150 of 200 steps"
+
+
+def test_a_training_of_the_default_may_end_by_itself() -> None:
+    """As a script with fewer steps than a quality trial has: a last loss may be lost."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        return noisy(1.0, seed, own=4 * (strategy == FAST))[: 150 - (strategy == FAST)]
+
+    verdict = Judging(train).only
+    assert verdict.admissible and "(149 steps of 4 seeds)" in verdict.reason
 
 
 def crashes(*seeds: int, apart: float = 0.0) -> Judging:
@@ -309,7 +352,14 @@ def test_more_steps_in_the_same_time_count_where_that_is_the_goal() -> None:
         return noisy(1.0, seed) if strategy == DEFAULT else own
 
     assert Judging(train, tolerance=0.05).only.outcome is Outcome.WORSE
-    in_time = Judging(train, tolerance=0.05, goal="time-to-loss").only
+    unknown = Judging(train, tolerance=0.05, goal="time-to-loss").only
+    assert unknown.outcome is Outcome.WORSE, "without times as many steps are judged"
+    in_time = Judging(
+        train,
+        tolerance=0.05,
+        goal="time-to-loss",
+        step_s=lambda strategy: 0.1 if strategy == DEFAULT else 0.039,
+    ).only
     assert in_time.admissible and "at equal steps" in in_time.reason
     assert "+0.1" in in_time.reason or "+0.2" in in_time.reason
 
@@ -365,6 +415,19 @@ def test_nothing_is_decided_while_a_trial_runs() -> None:
     trials += [QualityTrial(FAST, seed, STEPS, running=True) for seed in SEEDS[:FIRST_SEEDS]]
     running = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS)
     assert running.next() == (DEFAULT, FIRST_SEEDS + 1) and running.verdicts() == []
+
+
+def test_pairs_count_in_the_order_of_their_seeds() -> None:
+    """Else an outcome would change when a trial ends that was slower than later ones."""
+    seeds = SEEDS[: FIRST_SEEDS + 1]
+    trials = [QualityTrial(DEFAULT, seed, STEPS, noisy(1.0, seed)) for seed in seeds]
+    trials += [QualityTrial(FAST, seed, STEPS, noisy(1.0, seed, own=4)) for seed in seeds]
+    slow = trials.pop(len(seeds) + 2)
+    trials.append(QualityTrial(FAST, slow.seed, STEPS, running=True))
+    check = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS)
+    assert check.verdicts() == [] and check.under_way == FAST
+    whole = QualityCheck(DEFAULT, [FAST], [*trials[:-1], slow], in_turn, steps=STEPS)
+    assert whole.verdicts()[0].pairs == FIRST_SEEDS
 
 
 def test_losses_are_means_of_the_ranks() -> None:
