@@ -20,6 +20,7 @@ from torch import nn  # noqa: E402
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=0, help="0: some more than it takes to be tuned")
 parser.add_argument("--more", type=int, default=2, help="epochs once it is tuned")
+parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--folder", type=Path, required=True)
 parser.add_argument("--sleep", type=float, default=0.01)
 parser.add_argument("--uneven", action="store_true", help="rank 1 has less data in each epoch")
@@ -44,7 +45,8 @@ if arguments.beside == "torch":
 torch.manual_seed(1)
 with open(arguments.folder / "set-ups", "a") as file:
     file.write(f"{hvd.rank()}\n")
-model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.Linear(128, 8))
+w = arguments.width
+model = nn.Sequential(nn.Linear(64, w), nn.ReLU(), nn.Linear(w, w), nn.Linear(w, 8))
 other = nn.Linear(8, 8)
 parameters = list(model.parameters())
 if arguments.unordered and hvd.rank():
