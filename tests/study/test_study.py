@@ -754,7 +754,7 @@ def test_a_second_candidate_is_left_out_where_only_one_pays(
 ) -> None:
     """Two need nine trials of a minute at least, one six; and so much is saved."""
     monkeypatch.setattr(CandidateSelection, "candidates", lambda self, top, verdicts: top[:2])
-    one, job = study(tmp_path, trials=8, expected_hours=0.75), SimulatedJob(gain=0.8)
+    one, job = study(tmp_path, trials=8, expected_hours=0.92), SimulatedJob(gain=0.8)
     while (trial := one.ask()) is not None:
         report = RankReport(0, "", tuple(job.steps(trial.strategy)))
         one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=60.0))
