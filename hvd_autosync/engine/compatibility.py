@@ -92,6 +92,10 @@ def why_again(known: StudyRecord, feasible: StudyRecord, options: Options) -> st
             )
         if settings.goal != options.goal:
             return f"its lossy winner was admitted for the goal {settings.goal!r}"
+        if settings.quality_steps < options.quality_steps:
+            return f"its lossy winner was judged in trials of {settings.quality_steps} steps"
+        if any(verdict.admissible and not verdict.pairs for verdict in conclusion.verdicts):
+            return "its lossy winner was admitted by the rule of an earlier version"
     found_another = conclusion is not None and conclusion.best is not None
     if feasible is known or found_another or StudySettings.from_json(known.settings).retune:
         return ""

@@ -10,7 +10,8 @@ a(w) is the variance of a window's mean estimated from its steps (von Neumann's 
 successive differences, which a falling loss does not inflate); it has many degrees of freedom, but
 misses the variance between seeds. b(w) is the variance of m_s(w) over the seeds, with n - 1 degrees
 of freedom. An effect of the seed that is common to all windows inflates v(w) by the variance of the
-trials' cumulated deviations, if that is above 1. The prediction ends with the trials.
+trials' cumulated deviations, if that is above 1. The prediction ends with the shortest of the
+trials; those with less than half of the median of their steps are left out.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def predict_losses(
         trials do not suffice.
     """
     nothing = LossPrediction()
+    default, own = _long_enough(default), _long_enough(own)
     count = min((len(losses) for losses in default), default=0) // LOSS_WINDOW
     everything = [loss for losses in (*default, *own) for loss in losses]
     if len(default) < 2 or not count or not all(map(math.isfinite, everything)):
@@ -65,6 +67,12 @@ def predict_losses(
         tuple(level + margin for level in levels),
         tuple(math.sqrt(factor * variance) for variance in variances),
     )
+
+
+def _long_enough(trials: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    """Return the trials without those that were cut short, which would end the prediction."""
+    least = statistics.median(map(len, trials)) / 2 if trials else 0
+    return [losses for losses in trials if len(losses) >= least]
 
 
 def _means(losses: Sequence[float]) -> list[float]:

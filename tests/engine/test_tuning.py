@@ -33,6 +33,8 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.search_space.trial import RankReport, TrialSpec
 from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
 
@@ -224,8 +226,11 @@ def test_a_lossy_winner_of_another_training_is_judged(tmp_path: Path) -> None:
     [
         (Strategy({"local_steps": 4}), {"loss_tolerance": 0.01}, "a loss tolerance of 0.2"),
         (Strategy({"local_steps": 4}), {"goal": "time-to-loss"}, "the goal 'steps'"),
+        (Strategy({"local_steps": 4}), {"quality_steps": 300}, "judged in trials of 200 steps"),
+        (Strategy({"local_steps": 4}), {"quality_steps": 100}, ""),
         (Strategy({"local_steps": 4}), {"loss_tolerance": 0.3}, ""),
         (Strategy({"cycle_time_ms": 5.0}), {"loss_tolerance": 0.01}, ""),
+        (Strategy({"cycle_time_ms": 5.0}), {"quality_steps": 300}, ""),
     ],
 )
 def test_a_lossy_winner_is_admitted_by_the_rule_of_now(
@@ -243,6 +248,28 @@ def test_a_lossy_winner_is_admitted_by_the_rule_of_now(
     assert why_again(known, known, options) == ""
     said = why_again(known, known, replace(options, **changed))
     assert again in said and bool(said) == bool(again)
+
+
+def test_a_lossy_winner_that_was_admitted_without_pairs_is_judged_again(tmp_path: Path) -> None:
+    """Earlier versions stored no number of pairs, and whether a strategy may be used."""
+    options, winner = Options(store=str(tmp_path / "traces.db")), Strategy({"local_steps": 4})
+    store = TraceStore(options.store)
+    verdict = Verdict(winner, Outcome.ADMITTED, 2.9, 1.99, 0.94, "", 0.9, 4)
+    space, settings = SearchSpace((catalogue_knob("local_steps"),)), StudySettings().to_json()
+    found = Conclusion(winner, "it won", "", 0.1, verdicts=(verdict,)).to_json()
+    former = {**verdict.to_json(), "admissible": True}
+    for name in ("outcome", "pairs", "bound"):
+        del former[name]
+    for stored, again in ((found["verdicts"][0], ""), (former, "the rule of an earlier version")):
+        study_id = store.create_study(
+            job_key="k", command=(), settings=settings, versions={}
+        ).study_id
+        store.describe_task(study_id, TASK, space)
+        outcome = {**found, "verdicts": [stored]}
+        store.finish(study_id, StudyStatus.FINISHED, outcome, winner)
+        known = store.study(study_id)
+        said = why_again(known, known, options)
+        assert again in said and bool(said) == bool(again)
 
 
 def short(count: int) -> TrialResult:

@@ -45,6 +45,16 @@ def test_deviations_are_those_of_a_new_training_about_the_mean_of_the_trials() -
     assert min(apart.deviations) > 0.3, "seeds make that of all windows alike"
 
 
+def test_a_trial_that_was_cut_short_does_not_end_the_prediction() -> None:
+    dice = random.Random(1)
+    default, own = ([trial(dice, shift=shift) for _ in range(4)] for shift in (0.0, 0.3))
+    whole = predict_losses(default, own)
+    assert len(whole.levels) == 6
+    assert predict_losses([*default, default[0][:25]], [own[0][:25], *own]) == whole
+    longer = [losses[:150] for losses in default[:1]]
+    assert len(predict_losses([*default, *longer]).levels) == 150 // 32, "it is long enough"
+
+
 @pytest.mark.parametrize(
     "trials",
     [

@@ -178,7 +178,13 @@ def _new_guard(name: str) -> Guard:
     The prediction is of one optimizer's losses, and it is unknown of which.
     """
     _settle_before_reinitialization()
-    guard = Guard(name, None if _GUARDS else current.loss_prediction)
+    prediction = None if _GUARDS else current.loss_prediction
+    if prediction is not None and not prediction.levels:
+        warn_on_rank_0(
+            "loss guard: no quality trials predict the losses of this training; only a loss that "
+            "rises or is not finite is detected. Tune with --autosync-allow for a prediction"
+        )
+    guard = Guard(name, prediction)
     if len(_GUARDS) == 1 and (first := _GUARDS[0]()) is not None:
         first.forget_prediction()
     _GUARDS.append(weakref.ref(guard))

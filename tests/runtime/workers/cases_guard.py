@@ -47,7 +47,7 @@ def train(model, optimizer, steps, factor=lambda number: 1.0, first=0):
 
 
 def case_a_healthy_training_goes_on():
-    with real_training() as said:
+    with predicted(9.0), real_training() as said:
         for schedule, plan in ((Schedule(4), None), (None, CODED)):
             model, optimizer = local(schedule, plan=plan)
             train(model, optimizer, 6 * WINDOW)
@@ -136,6 +136,15 @@ def case_without_losses_it_says_so():
             model(batch(int(number))).backward(torch.ones(6, 3))
             optimizer.step()
     assert ("no loss is seen" in said.getvalue()) == (hvd.rank() == 0)
+
+
+def case_without_a_prediction_it_says_so_once():
+    for levels in ((), (9.0,)):
+        with predicted(*levels), real_training() as said:
+            for _ in range(2):
+                local(Schedule(4))
+        lines = said.getvalue().count("no quality trials predict")
+        assert lines == (not levels and hvd.rank() == 0)
 
 
 def case_a_trial_has_no_guard():
