@@ -58,7 +58,7 @@ def levels(steps: int) -> Floats:
     return np.asarray(2.6 + 2.4 * np.exp(-step / 15) - 0.12 * np.log1p(step / 50))
 
 
-TOLERANCE = 0.01 * fall_of(levels(TRIAL_STEPS).tolist()).difference
+TOLERANCE = 0.01 * fall_of(levels(TRIAL_STEPS).tolist()).mean
 
 
 class Trainings:
