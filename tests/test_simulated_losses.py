@@ -39,7 +39,7 @@ def differences(cell: Cell, count: int = 60) -> np.ndarray:
     """Mean differences of pairs over the judged steps, in tolerances."""
     trainings = Trainings(cell, 0)
     last = noninferiority.STEPS // 4
-    tolerance = trainings._difference / cell.difference
+    tolerance = trainings._difference / cell.mean
     pairs = ((trainings.losses(0, seed), trainings.losses(None, seed)) for seed in range(count))
     return np.array([np.mean(np.subtract(a, b)[-last:]) / tolerance for a, b in pairs])
 
@@ -69,5 +69,5 @@ def test_pairs_have_the_planted_difference_and_spread(kind: str) -> None:
 def test_falls_of_the_default_vary_as_they_shall() -> None:
     for deviation in noninferiority.FALL_DEVIATIONS:
         trainings = Trainings(Cell("study", "normal", 0.1, 1.0, deviation), 0)
-        falls = [fall_of(trainings.losses(None, seed)).difference for seed in range(200)]
+        falls = [fall_of(trainings.losses(None, seed)).mean for seed in range(200)]
         assert np.std(falls) / np.mean(falls) == pytest.approx(deviation, rel=0.2)
