@@ -17,7 +17,8 @@ from botorch.exceptions.errors import BotorchError
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.settings import cholesky_jitter
-from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.errors import NanError, NotPSDError
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.learner.features import Features
@@ -47,6 +48,8 @@ from hvd_autosync.search_space import SearchSpace
 #: Most iterations of the fit; further ones change the likelihood little and cost most of the time.
 _FIT_ITERATIONS = 75
 _JITTERS = (1e-8, 1e-4)
+#: What numbers alone may cause in a fit; priors raise ValueError where a hyperparameter is NaN.
+_NUMERICAL = (BotorchError, NanError, NotPSDError, LinAlgError, ValueError)
 
 
 def fit(
@@ -203,7 +206,8 @@ def _discounted(
 def _optimize(model: MultiTaskGP) -> None:
     """Maximize the posterior density of the hyperparameters, in place.
 
-    A failed attempt is repeated with more jitter; after that the mode of the prior stays.
+    An attempt that fails numerically is repeated with more jitter; after that the mode of the prior
+    stays.
     """
     start = {name: value.clone() for name, value in model.state_dict().items()}
     objective = ExactMarginalLogLikelihood(model.likelihood, model)
@@ -214,7 +218,7 @@ def _optimize(model: MultiTaskGP) -> None:
                 fit_gpytorch_mll_scipy(objective, options={"maxiter": _FIT_ITERATIONS})
             if all(bool(value.isfinite().all()) for value in model.parameters()):
                 break
-        except (RuntimeError, ValueError, NotPSDError, BotorchError):
+        except _NUMERICAL:
             pass
         model.load_state_dict(start)
     objective.eval()

@@ -122,6 +122,11 @@ class Measurement:
     time: StepTime | None
     running: bool = False
 
+    def __post_init__(self) -> None:
+        """A time that cannot be a duration, as in an imported trace, counts as a failure."""
+        if self.time is not None and not 0 < self.time.mean_s < math.inf:
+            object.__setattr__(self, "time", None)
+
 
 class Confirmation:
     """Chooses the next measurement, and compares the candidates with the default.

@@ -27,6 +27,7 @@ from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
+    StepTime,
     Strategy,
     Task,
     TrialResult,
@@ -268,7 +269,7 @@ class AskTellStudy:
 
         Raises:
             StudyError: The trial is not open in this study; or the outcome is neither a result nor
-                seconds, which are finite and not negative. Nothing is recorded.
+                seconds, which are finite, not negative and not almost all 0. Nothing is recorded.
             StoreError: The store cannot be written. The result is in a file, and
                 :func:`hvd_autosync.tune` takes it from there when it resumes the study.
         """
@@ -341,7 +342,7 @@ def _step_times(trial: Trial, outcome: Sequence[float]) -> tuple[float, ...]:
     """Return the seconds of measured steps.
 
     Raises:
-        StudyError: ``outcome`` is something else, or has no step.
+        StudyError: ``outcome`` is something else, has no step, or a trimmed mean of 0.
     """
     hint = "Tell the seconds of each measured step, or a TrialResult, as of a trial that failed."
     try:
@@ -353,6 +354,8 @@ def _step_times(trial: Trial, outcome: Sequence[float]) -> tuple[float, ...]:
     wrong = next((s for s in step_s if not 0 <= s < math.inf), None)
     if wrong is not None:
         raise StudyError(f"trial {trial.number}: a step cannot take {wrong} s", hint=hint)
+    if StepTime.from_steps(step_s).mean_s == 0:
+        raise StudyError(f"trial {trial.number}: its steps take 0 s on average", hint=hint)
     return step_s
 
 

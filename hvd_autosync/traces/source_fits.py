@@ -1,13 +1,17 @@
 """Cached fits of the models of related studies; each function runs in the caller's transaction.
 
 A fit is a list of numbers, the hyperparameters. Its key stands for everything that it follows
-from, so a fit is found only where fitting again would give the same numbers.
+from, so a fit is found only where fitting again would give the same numbers. A digest of both is
+kept with the numbers, so a damaged fit is not found.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
+from collections.abc import Sequence
 
 from sqlalchemy import Connection, inspect, select
 from sqlalchemy.exc import DBAPIError
@@ -22,8 +26,10 @@ def find_fit(connection: Connection, study_id: str, key: str) -> tuple[float, ..
     wanted = SOURCE_FITS.c.study_id == study_id, SOURCE_FITS.c.key == key
     try:
         found = connection.execute(select(SOURCE_FITS.c.hyperparameters).where(*wanted)).scalar()
-        values = tuple(float(value) for value in found or ())
-    except (TypeError, ValueError, OverflowError):
+        values = tuple(float(value) for value in found["values"])
+        if found["digest"] != _digest(key, values):
+            return None
+    except (LookupError, TypeError, ValueError, OverflowError):
         return None
     return values if values and all(map(math.isfinite, values)) else None
 
@@ -36,7 +42,8 @@ def keep_fit(
     with contextlib.suppress(DBAPIError), connection.begin_nested():
         SOURCE_FITS.create(connection, checkfirst=True)
     delete_fit(connection, study_id)
-    row = {"study_id": study_id, "key": key, "hyperparameters": list(hyperparameters)}
+    kept = {"values": list(hyperparameters), "digest": _digest(key, hyperparameters)}
+    row = {"study_id": study_id, "key": key, "hyperparameters": kept}
     # Another driver may keep the same fit at this moment; its numbers are the same.
     with contextlib.suppress(DBAPIError), connection.begin_nested():
         connection.execute(SOURCE_FITS.insert().values(**row))
@@ -46,3 +53,7 @@ def delete_fit(connection: Connection, study_id: str) -> None:
     """Delete the fit of a study, if there is one."""
     if inspect(connection).has_table(SOURCE_FITS.name):
         connection.execute(SOURCE_FITS.delete().where(SOURCE_FITS.c.study_id == study_id))
+
+
+def _digest(key: str, values: Sequence[float]) -> str:
+    return hashlib.sha256(json.dumps([key, *values]).encode()).hexdigest()

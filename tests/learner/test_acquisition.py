@@ -6,9 +6,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from botorch.acquisition import AcquisitionFunction
+from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.acquisition.objective import LinearMCObjective
+from botorch.optim import optimize_acqf_discrete
+from botorch.sampling.normal import SobolQMCNormalSampler
 
 from hvd_autosync.learner import Observation, acquisition, fit
-from hvd_autosync.learner.acquisition import Score, propose
+from hvd_autosync.learner.acquisition import LogExpectedUtility, Score, propose
+from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.points import encode_all, every_point, keys, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
 from hvd_autosync.learner.problem import Problem
@@ -74,6 +80,31 @@ def test_pending_points_repel(mixed_space: SearchSpace, seen: list[Observation])
         before = Score(surrogate, tried, tried[:0], 0, None)(near, inputs)
         after = Score(surrogate, tried, first[0][None], 0, None)(near, inputs)
     assert (after < before - 0.1).all()
+
+
+def test_several_points_at_once_are_those_of_botorch(
+    mixed_space: SearchSpace, seen: list[Observation]
+) -> None:
+    model = fit(Problem(mixed_space), seen).model
+    baseline = torch.from_numpy(encode_all(mixed_space, [o.strategy for o in seen]))
+    choices = torch.from_numpy(sobol_points(mixed_space, 60, seed=7))
+
+    def botorchs() -> AcquisitionFunction:
+        return qLogNoisyExpectedImprovement(
+            model,
+            X_baseline=baseline,
+            sampler=SobolQMCNormalSampler(torch.Size([128]), seed=0),
+            objective=LinearMCObjective(torch.tensor([-1.0], dtype=torch.float64)),
+            prune_baseline=True,
+        )
+
+    chosen = []
+    for make in (botorchs, lambda: LogExpectedUtility(model, baseline)):
+        with isolated():  # the baseline is pruned by random samples
+            chosen.append(optimize_acqf_discrete(make(), q=3, choices=choices))
+    (expected, theirs), (found, values) = chosen
+    assert torch.equal(found, expected)
+    assert torch.equal(values, theirs)
 
 
 def test_only_untried_points_are_left(tiny_space: SearchSpace) -> None:

@@ -72,6 +72,26 @@ def test_it_is_a_pure_function(mixed_space: SearchSpace, tell: Tell) -> None:
     assert np.random.get_state()[1].tolist() == states[1]
     assert random.getstate() == states[2]
     assert torch.get_num_threads() == threads
+    # Nor does it depend on what a script or a notebook has set in torch.
+    others = (
+        (torch.set_grad_enabled, False, torch.is_grad_enabled()),
+        (torch.set_default_dtype, torch.float64, torch.get_default_dtype()),
+        (torch.set_default_device, "meta", None),
+    )
+    for change, other, usual in others:
+        gp._fit.cache_clear()
+        change(other)
+        try:
+            changed = BayesianLearner().suggest(Problem(mixed_space), seen, seed=3)
+            kept = torch.is_grad_enabled(), torch.get_default_dtype(), torch.empty(0).device.type
+        finally:
+            change(usual)
+        assert changed == first, change
+        assert other in kept, change
+    gp._fit.cache_clear()
+    with torch.inference_mode():
+        assert BayesianLearner().suggest(Problem(mixed_space), seen, seed=3) == first
+        assert torch.is_inference_mode_enabled()
 
 
 def test_a_remembered_model_answers_like_a_fresh_one(mixed_space: SearchSpace, tell: Tell) -> None:

@@ -147,6 +147,17 @@ def test_a_failing_fit_is_retried_and_then_done_without(
     assert np.isfinite(surrogate.predict([mixed_space.default])).all()
 
 
+def test_only_what_numbers_cause_is_done_without(
+    mixed_space: SearchSpace, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("element 0 of tensors does not require grad")
+
+    monkeypatch.setattr(gp, "fit_gpytorch_mll_scipy", failing)
+    with pytest.raises(RuntimeError, match="require grad"):
+        fit(Problem(mixed_space), [tell(s) for s in strategies(mixed_space, 6)])
+
+
 def test_a_space_without_free_knobs_has_a_model() -> None:
     space = SearchSpace(())
     mean, _ = fit(Problem(space), [Observation(Strategy(), 0.5)] * 3).predict([Strategy()])

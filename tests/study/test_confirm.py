@@ -103,6 +103,19 @@ def test_a_candidate_that_fails_once_is_out() -> None:
     assert [c.strategy for c in confirmation.comparisons()] == [good]
 
 
+@pytest.mark.parametrize("impossible", [0.0, math.nan, math.inf])
+def test_a_time_that_is_no_duration_is_a_failure(impossible: float) -> None:
+    good, bad = Strategy({"cycle_time_ms": 2.0}), Strategy({"cycle_time_ms": 3.0})
+    measured = [
+        Measurement(s, t)
+        for _ in range(3)
+        for s, t in zip((DEFAULT, good, bad), times(1.0, 0.9, impossible), strict=True)
+    ]
+    confirmation = Confirmation(DEFAULT, [good, bad], measured)
+    assert [c.strategy for c in confirmation.comparisons()] == [good]
+    assert confirmation.next() is None
+
+
 def test_the_default_may_fail_once() -> None:
     """As where a connection breaks: else this would be the end of the whole tuning."""
     other = Strategy({"cycle_time_ms": 2.0})

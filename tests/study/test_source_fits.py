@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sqlalchemy import text
 
 from hvd_autosync.learner import Observation, gp
@@ -16,8 +17,9 @@ from hvd_autosync.learner.points import sobol_points
 from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob
-from hvd_autosync.study.source_fits import keep_fits, with_known_fits
+from hvd_autosync.study.source_fits import _key, keep_fits, with_known_fits
 from hvd_autosync.traces import TraceStore
+from hvd_autosync.traces.source_fits import find_fit
 
 
 @pytest.fixture
@@ -128,6 +130,28 @@ def test_a_fit_whose_text_is_damaged_is_made_again(
     again = fit(with_known_fits(store, problem), default)
     assert np.array_equal(again.mean_at(points), expected)
     assert len(made) == 2  # the source's and the target's
+
+
+def test_a_fit_with_another_number_or_key_is_not_used(store: TraceStore, problem: Problem) -> None:
+    keep_fits(store, problem)
+    from hvd_autosync.traces.schema import SOURCE_FITS
+
+    with store._database.writing() as connection:
+        kept = connection.execute(SOURCE_FITS.select()).one().hyperparameters
+        for values in ([kept["values"][0] * (1 + 1e-9), *kept["values"][1:]], kept["values"][:-1]):
+            damaged = {**kept, "values": values}
+            connection.execute(SOURCE_FITS.update().values(hyperparameters=damaged))
+            assert find_fit(connection, "s0", _key(problem.sources[0])) is None
+        connection.execute(SOURCE_FITS.update().values(hyperparameters=kept, key="0" * 64))
+        assert find_fit(connection, "s0", "0" * 64) is None
+
+
+def test_a_fit_of_another_processor_is_not_used(
+    store: TraceStore, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_fits(store, problem)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "other")
+    assert with_known_fits(store, problem).sources[0].hyperparameters == ()
 
 
 def test_a_deleted_study_leaves_no_fit(store: TraceStore, problem: Problem) -> None:

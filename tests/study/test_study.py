@@ -646,6 +646,17 @@ def test_impossible_seconds_are_refused_before_they_are_written(
     one.tell(trial, [0.1] * 20)
 
 
+@pytest.mark.parametrize("steps", [[0.0] * 40, [0.0] * 39 + [0.1]])
+def test_a_step_time_of_0_is_refused(tmp_path: Path, steps: list[float]) -> None:
+    one = study(tmp_path)
+    trial = one.ask()
+    assert trial is not None
+    with pytest.raises(StudyError, match="0 s on average"):
+        one.tell(trial, steps)
+    assert one.history[0].result is None
+    one.tell(trial, [0.0, *[0.1] * 39])
+
+
 def test_trials_of_which_only_the_steps_are_told_use_up_the_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
