@@ -39,7 +39,7 @@ def differences(cell: Cell, count: int = 60) -> np.ndarray:
     """Mean differences of pairs over the judged steps, in tolerances."""
     trainings = Trainings(cell, 0)
     last = noninferiority.STEPS // 4
-    tolerance = trainings._difference / cell.mean
+    tolerance = trainings._difference / cell.difference
     pairs = ((trainings.losses(0, seed), trainings.losses(None, seed)) for seed in range(count))
     return np.array([np.mean(np.subtract(a, b)[-last:]) / tolerance for a, b in pairs])
 
