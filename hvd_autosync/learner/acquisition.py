@@ -80,15 +80,16 @@ class LogExpectedUtility(AcquisitionFunction):
     ) -> None:
         super().__init__(model)
         self._log_worth = log_worth
-        self.X_pending = None if pending is None or len(pending) == 0 else pending
+        pending = None if pending is None or len(pending) == 0 else pending
         self._improvement = qLogNoisyExpectedImprovement(
             model,
             X_baseline=baseline,
             sampler=SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=seed),
             objective=LinearMCObjective(torch.tensor([-1.0], dtype=torch.float64)),
-            X_pending=self.X_pending,
+            X_pending=pending,
             prune_baseline=True,
         )
+        super().set_X_pending(pending)
 
     def set_X_pending(self, X_pending: Tensor | None = None) -> None:
         """Replace the points of running trials, ``m x d``; ``None``: there are none."""

@@ -26,6 +26,8 @@ def find_fit(connection: Connection, study_id: str, key: str) -> tuple[float, ..
     wanted = SOURCE_FITS.c.study_id == study_id, SOURCE_FITS.c.key == key
     try:
         found = connection.execute(select(SOURCE_FITS.c.hyperparameters).where(*wanted)).scalar()
+        if not isinstance(found, dict):
+            return None
         values = tuple(float(value) for value in found["values"])
         if found["digest"] != _digest(key, values):
             return None
