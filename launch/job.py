@@ -18,6 +18,8 @@ from hvd_autosync.search_space.records import NOT_STORED, Record
 
 #: Option of ``horovodrun`` that names the folder of the ranks' outputs.
 OUTPUT_OPTION = "output-filename"
+#: Options of ``horovodrun`` of which each makes a job elastic.
+ELASTIC_OPTIONS = ("host-discovery-script", "min-np", "min-num-proc")
 
 #: Endings of the words of a command that name scripts.
 _SCRIPTS = (".py", ".sh")
@@ -52,6 +54,11 @@ class Job(Record):
     def world_size(self) -> int:
         """Number of ranks."""
         return sum(host.slots for host in self.hosts)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether Horovod may change its hosts and ranks while it runs."""
+        return any(_is_option(word, name) for word in self.options for name in ELASTIC_OPTIONS)
 
     @property
     def chosen(self) -> dict[str, Value]:
@@ -113,13 +120,18 @@ def without_option(options: Sequence[str], name: str) -> tuple[str, ...]:
     kept: list[str] = []
     words = iter(options)
     for word in words:
-        stem, equals, _ = word.lstrip("-").partition("=")
-        if word.startswith("-") and len(stem) >= 5 and name.startswith(stem):
-            if not equals:
+        if _is_option(word, name):
+            if "=" not in word:
                 next(words, None)
         else:
             kept.append(word)
     return tuple(kept)
+
+
+def _is_option(word: str, name: str) -> bool:
+    """Return whether a word is the option of this long name, however it is abbreviated."""
+    stem = word.lstrip("-").partition("=")[0]
+    return word.startswith("-") and len(stem) >= 5 and name.startswith(stem)
 
 
 def _without_links(command: Sequence[str]) -> list[str]:

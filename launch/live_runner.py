@@ -57,6 +57,10 @@ class TrainingLost(LiveTuningError):
     """Rank 0 has ended without a word: by a signal, by an exception, or with its host."""
 
 
+class RanksChanged(LiveTuningError):
+    """The ranks of an elastic job change: its training goes on with another helper."""
+
+
 class TrainingHung(TrainingLost):
     """The training made no step for so long that it was ended."""
 
@@ -74,6 +78,7 @@ class Training:
         process: Process id of rank 0, once it has begun; 0 before.
         steps: Steps of the training, once its script has ended by itself; 0 before.
         results: Trials that have had a result.
+        elastic: Whether its ranks may change.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Training:
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.process = self.steps = self.results = 0
+        self.elastic = False
         self._stopped = stopped
         self._on_end = on_end
         self._parent = os.getppid()
@@ -139,6 +145,8 @@ class Training:
         Raises:
             TrainingEnded: The script has ended by itself.
             TrainingLost: Rank 0 has ended otherwise.
+            RanksChanged: The job is elastic, and begins again with other ranks: rank 0 says so, or
+                has ended otherwise.
             LiveTuningError: The training cannot be tuned.
         """
         while True:
@@ -150,6 +158,8 @@ class Training:
                     self._queue.put(None)
                 waiting()
                 continue
+            if (message is None and self.elastic) or message == {"type": "reset"}:
+                raise RanksChanged("the ranks of the job have changed")
             if message is None:
                 raise TrainingLost("the training ended unexpectedly")
             if message["type"] == "end":
@@ -158,7 +168,7 @@ class Training:
             if message["type"] == "refused":
                 raise LiveTuningError(message["reason"])
             if message["type"] == "begin":
-                self.process = message["process"]
+                self.process, self.elastic = message["process"], message.get("elastic", False)
             self.results += message["type"] == "result"
             if message["type"] in kinds:
                 return message
@@ -190,6 +200,7 @@ class LiveRunner:
         Raises:
             TrainingEnded: The script has ended by itself, or was stopped from outside. The trial
                 has no result, and can be run again.
+            RanksChanged: The ranks of an elastic job change, likewise.
             LiveTuningError: The training has ended otherwise, or refuses.
         """
         if self.lost:

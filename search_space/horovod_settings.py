@@ -25,8 +25,7 @@ PROCESS_SETS_VARIABLE, OURS_ALONE = "HOROVOD_DYNAMIC_PROCESS_SETS", "2"
 AUTOTUNE_VARIABLE = "HOROVOD_AUTOTUNE"
 #: The file of Horovod's timeline, or that one may be started later.
 TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
-#: "1" in the ranks of an elastic job.
-ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
+_ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 #: Variables with a process's rank, of Horovod's launcher and of MPI.
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 #: Beginnings of the names of variables that Open MPI and other process managers set for a rank.
@@ -72,6 +71,11 @@ def launched_by_mpi(environment: Mapping[str, str]) -> bool:
     Under Gloo, Horovod's launcher sets its own variable, even if it runs inside a rank of MPI.
     """
     return OWN_RANK not in environment and any(name in environment for name in RANK_VARIABLES)
+
+
+def is_elastic(environment: Mapping[str, str]) -> bool:
+    """Return whether a process with these variables is a rank of an elastic job."""
+    return environment.get(_ELASTIC_VARIABLE) == "1"
 
 
 def changeable_variables() -> tuple[str, ...]:

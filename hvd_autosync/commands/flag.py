@@ -96,6 +96,10 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return _run_winner(job, options, options.replay)
     check_hosts(job)
     horovod_build()
+    if job.elastic:
+        from hvd_autosync.commands.live_train import train_live
+
+        return train_live(job, options).status
     if options.mode == "live":
         from hvd_autosync.commands.auto_train import train_live_or_tuned
 

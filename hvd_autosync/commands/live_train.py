@@ -45,9 +45,10 @@ def train_live(
     from hvd_autosync.engine.mode import check_what_is_read
 
     check_what_is_read(job, options)
+    ranks = "changing ranks" if job.elastic else f"{job.world_size} ranks"
     _say(
-        f"training {shell_line(redact(job.command))} on {job.world_size} ranks, tuned in its own "
-        "steps: speeds that it prints meanwhile are those of trials"
+        f"training {shell_line(redact(job.command))} on {ranks}, tuned in its own steps: speeds "
+        "that it prints meanwhile are those of trials"
     )
     variables = options_environment(options)
     restarted = False
@@ -59,7 +60,7 @@ def train_live(
                 "nothing was tuned: rank 0 did not import horovod.torch. Only jobs with PyTorch "
                 "can be tuned"
             )
-        if ended.status == 0 or ended.stopped or ended.refusal:
+        if ended.status == 0 or ended.stopped or ended.refusal or job.elastic:
             return ended
         failed = _failed_in_trial(job, options, began)
         if failed is None:

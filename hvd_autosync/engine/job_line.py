@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NoReturn
 
 from hvd_autosync import extensions
+from hvd_autosync.engine.option_conflicts import check_elastic
 from hvd_autosync.engine.option_values import option_name
 from hvd_autosync.engine.options import (
     IMPLY,
@@ -24,6 +27,7 @@ from hvd_autosync.engine.options import (
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job, assign_hosts
 from hvd_autosync.runtime.driver.environment import TRIAL_VARIABLE
+from hvd_autosync.search_space import Host
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
 from hvd_autosync.util import patches
 from hvd_autosync.util.printable import printable_lines
@@ -49,7 +53,9 @@ class _Parser(argparse.ArgumentParser):
         if parsed.autosync and not parsed.check_build:
             try:
                 _refuse(parsed)
-                resolve_options(parsed, section=_file_section(parsed.config_file))
+                options = resolve_options(parsed, section=_file_section(parsed.config_file))
+                if _is_elastic(parsed):
+                    check_elastic(options)
             except ConfigurationError as error:
                 self.error(str(error))
         if os.environ.keys().isdisjoint((TRIAL_VARIABLE, JOB_VARIABLE)):  # else its driver has
@@ -85,11 +91,6 @@ def _refuse(arguments: argparse.Namespace) -> None:
         raise ConfigurationError(
             f"invalid value {arguments.num_proc} for -np: a job has at least one rank",
             hint="Write, for example, -np 2.",
-        )
-    if arguments.host_discovery_script or arguments.min_num_proc is not None:
-        raise ConfigurationError(
-            "elastic jobs cannot be tuned: their number of ranks can change during a measurement",
-            hint="Tune with fixed hosts (-H), then run the elastic job with the result.",
         )
     if arguments.autotune:
         raise ConfigurationError(
@@ -143,6 +144,10 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
             f"{AUTOTUNE_VARIABLE} is set: Horovod's own tuner would change the tuned parameters",
             hint=f"Unset {AUTOTUNE_VARIABLE}.",
         )
+    elastic = _is_elastic(arguments)
+    if elastic:
+        check_elastic(options)  # again: the configuration file may have made it so
+        options = replace(options, mode="live")
     given_hosts = arguments.hosts
     if given_hosts is None and arguments.hostfile:
         try:
@@ -169,15 +174,52 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
     if command[0] == "--":  # between the options and the command
         command = command[1:]
     controller = "gloo" if arguments.use_gloo else "mpi" if arguments.use_mpi else None
+    if elastic:
+        controller = "gloo"  # whatever was asked for
     job = Job(
         options=without_our_options(before),
         command=command,
-        hosts=assign_hosts(given_hosts, arguments.num_proc, exact=controller != "mpi"),
+        hosts=_discovered(arguments)
+        or assign_hosts(given_hosts, arguments.num_proc, exact=controller != "mpi" and not elastic),
         controller=controller,
         held=tuple(sorted(held_by_environment(environment).items())),
         ssh=(arguments.ssh_port, arguments.ssh_identity_file),
     )
+    if elastic and not job.elastic:
+        raise ConfigurationError(
+            "the configuration file makes the job elastic",
+            hint="Give --min-np or --host-discovery-script on the command line instead.",
+        )
     return job, options
+
+
+def _is_elastic(arguments: argparse.Namespace) -> bool:
+    """Return whether Horovod's elastic launcher will run the job, as Horovod decides it."""
+    return bool(arguments.host_discovery_script) or arguments.min_num_proc is not None
+
+
+def _discovered(arguments: argparse.Namespace) -> tuple[Host, ...]:
+    """Return the hosts that the discovery script names now; empty if none, or without a script.
+
+    Raises:
+        ConfigurationError: The script fails.
+    """
+    if not arguments.host_discovery_script:
+        return ()
+    script = arguments.host_discovery_script
+    # As in HostDiscoveryScript of horovod/runner/elastic/discovery.py.
+    done = subprocess.run(script, shell=True, capture_output=True, text=True)
+    lines = sorted({line.strip() for line in done.stdout.splitlines()} - {""})
+    try:
+        if done.returncode:
+            raise ValueError(done.stderr.strip() or f"status {done.returncode}")
+        found = [(line.partition(":")[0], line.partition(":")[2]) for line in lines]
+        return tuple(Host(name, int(slots or arguments.slots or 1)) for name, slots in found)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the host discovery script {script!r} fails: {error}",
+            hint="Let it print one line such as `node1:4` per host, and end with status 0.",
+        ) from None
 
 
 def _file_section(path: str | None) -> Mapping[str, Any]:

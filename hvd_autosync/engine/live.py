@@ -24,6 +24,9 @@ from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 #: How often one training is tuned again after drift.
 _MOST_RETUNES = 3
+#: Choices that an elastic job cannot have, as its ranks change without notice: a part of the states
+#: is on each rank, and steps are made later.
+_OF_OWNERS, _DEFERRED = "sharded", "priority"
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,10 @@ class LiveStudy:
         unwanted = {name: set(choices) for name, choices in failed.items()}
         for name in PARAMETER_CLASSES:
             unwanted.setdefault(class_knob(name, "exchange"), set()).add(NOT_LIVE_EXCHANGE)
+            if self._training.elastic:
+                unwanted[class_knob(name, "exchange")].add(_OF_OWNERS)
+        if self._training.elastic:
+            unwanted.setdefault("order", set()).add(_DEFERRED)
         if failed and not self._told:
             self._told = True
             named = sorted(f"{name}={value}" for name in failed for value in failed[name])

@@ -42,16 +42,17 @@ def live_job(begin: dict[str, Any]) -> Job:
         ConfigurationError: A variable of Horovod has a value that it would misread.
     """
     extensions.load()
-    if given := os.environ.get(JOB_VARIABLE):
-        return Job.from_json(json.loads(given))
     # Ranks of one host need not follow each other.
-    hosts = [Host(name, count) for name, count in Counter(begin["hosts"]).items()]
+    hosts = tuple(Host(name, count) for name, count in Counter(begin["hosts"]).items())
+    if given := os.environ.get(JOB_VARIABLE):
+        job = Job.from_json(json.loads(given))
+        return replace(job, hosts=hosts) if begin.get("elastic") else job
     held = held_by_environment(os.environ)
     controller = held.pop("controller", None)
     return Job(
         options=(),
         command=tuple(begin["command"]),
-        hosts=tuple(hosts),
+        hosts=hosts,
         controller=None if controller is None else str(controller),
         held=tuple(sorted(held.items())),
     )

@@ -87,6 +87,24 @@ def check_live(options: Options) -> None:
         raise ConfigurationError(reason, hint="Remove it, or choose --autosync-mode launched.")
 
 
+def check_elastic(options: Options) -> None:
+    """Check that options mean something in an elastic job, which only its own steps can tune.
+
+    Raises:
+        ConfigurationError: One does not.
+    """
+    reason = not_live(options)
+    for name, value in (("mode", "launched"), ("runner", "cold")):
+        if getattr(options, name) == value:
+            reason = f"{option_name(name)} {value} launches trials"
+    if reason:
+        raise ConfigurationError(
+            "an elastic job is tuned in its own steps only, because its ranks could change in a "
+            f"launched trial: {reason}",
+            hint="Remove that option, or tune with fixed hosts (-H, without --min-np).",
+        )
+
+
 def not_live(options: Options) -> str:
     """Return why options exclude live tuning; empty if they do not."""
     if options.allow:

@@ -216,7 +216,10 @@ def run_live_training(
             environment[REFUSAL_VARIABLE] = str(refusal)
         status, number = _run(job, Strategy(), environment, on_signal=stopped.touch)
         reason = refusal.read_text() if refusal.exists() else ""
-        begun = (folder / BEGUN_NOTE).exists() or job.hosts[0] in remote_hosts(job)
+        may_have_rank_0 = job.hosts if job.elastic else job.hosts[:1]
+        begun = (folder / BEGUN_NOTE).exists() or any(
+            host in remote_hosts(job) for host in may_have_rank_0
+        )
         if number and not status and not (folder / ENDED_NOTE).exists():
             status = 128 + number  # lost, as in run_training
     return RunOutcome(status, stopped=bool(number), refusal=reason, begun=begun)

@@ -139,6 +139,9 @@ class SyncMethod:
             together: Whether all ranks call it, as for a collective; else they load a checkpoint.
         """
 
+    def abandon(self) -> None:
+        """Let go of all that is under way, because other ranks are gone; no collective."""
+
     def detach(self) -> dict[str, Any]:
         """End after a step, with equal parameters and whole states on all ranks; a collective.
 

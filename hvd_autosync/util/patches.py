@@ -71,7 +71,8 @@ PATCHES = (
         "initialization",
         "horovod.torch.mpi_ops._basics.init",
         "runtime/collectives/initialization.py",
-        "what init() was given is recorded, so that Horovod can be initialized again",
+        "what init() was given is recorded, so that Horovod can be initialized again; "
+        "live tuning of an elastic job starts over",
     ),
     Patch(
         "end of the process",

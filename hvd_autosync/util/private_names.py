@@ -251,8 +251,9 @@ PRIVATE_NAMES = (
     ),
     PrivateNames(
         "horovod.torch.optimizer._DistributedOptimizer",
-        "_allreduce_delay _handles _parameter_names _register_hooks _requires_update "
-        "_should_synchronize _synchronized load_state_dict step zero_grad",
+        "_allreduce_delay _allreduce_grad_async _handles _parameter_names _register_hooks "
+        "_requires_update _should_synchronize _synchronized load_state_dict step synchronize "
+        "zero_grad",
         (
             "runtime/exchange/deferred_update.py",
             "runtime/live/attach.py",

@@ -95,8 +95,12 @@ def test_a_plan_on_a_full_disk_is_one_line() -> None:
         (["-np", "2"], "no command"),
         (["-np", "2", "--"], "no command"),
         (["-np", "0", *COMMAND], "invalid value 0 for -np"),
-        (["-np", "2", "--host-discovery-script", "x.sh", *COMMAND], "elastic"),
-        (["-np", "2", "--min-np", "1", *COMMAND], "elastic"),
+        (
+            ["-np", "2", "--min-np", "1", "--autosync-mode", "launched", *COMMAND],
+            "--autosync-mode launched launches trials",
+        ),
+        (["-np", "2", "--min-np", "1", "--autosync-allow", "order", *COMMAND], "elastic"),
+        (["-np", "2", "--min-np", "1", "--autosync-tune-only", *COMMAND], "elastic"),
         (["-np", "2", "--autotune", *COMMAND], "--autotune and --autosync"),
         (["-np", "2", "--jsrun", *COMMAND], "jsrun"),
         (["-np", "2", "--autosync-trials", "x", *COMMAND], "'x' for --autosync-trials"),
@@ -113,6 +117,22 @@ def test_refusals_end_with_status_two_and_the_reason(
     assert caught.value.code == 2
     said = capsys.readouterr().err
     assert named in said and len(said.splitlines()) < 5
+
+
+def test_an_elastic_job_is_tuned_live_on_the_hosts_that_its_script_names(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\necho b:2\necho a\necho b:2\n")
+    script.chmod(0o755)
+    words = ["-np", "2", "--min-np", "1", "--host-discovery-script", str(script), *COMMAND]
+    job, options = read_job(parse_words(words), words)
+    assert options.mode == "live"
+    assert job.elastic and job.hosts == (Host("a", 1), Host("b", 2))
+    assert job.options == tuple(words[:6])
+    script.write_text("#!/bin/sh\necho no nodes >&2\nexit 3\n")
+    with pytest.raises(ConfigurationError, match=r"hosts\.sh' fails: no nodes"):
+        read_job(parse_words(words), words)
+    script.write_text("#!/bin/sh\n")
+    assert read_job(parse_words(words), words)[0].hosts == (Host("localhost", 2),), "none yet"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,20 @@ def test_an_option_is_left_out_wherever_it_is() -> None:
     assert without_option(options, "output-filename") == ("--verbose", "--mpi-args", "-x")
 
 
+@pytest.mark.parametrize(
+    ("options", "elastic"),
+    [
+        (("--min-np", "2"), True),
+        (("--host-disc=x.sh",), True),
+        (("--min-num-proc=2",), True),
+        (("--hostfile", "h", "--mpi", "-H", "a:1"), False),
+        (("--output-filename", "min-np"), False),
+    ],
+)
+def test_what_makes_a_job_elastic(options: tuple[str, ...], elastic: bool) -> None:
+    assert Job(options, ("python",), (Host("a", 2),)).elastic is elastic
+
+
 def test_localhost_is_another_host_on_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

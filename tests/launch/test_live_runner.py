@@ -21,6 +21,7 @@ from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.live_runner import (
     LOST_IN_TRIAL,
     LiveRunner,
+    RanksChanged,
     Training,
     TrainingEnded,
     TrainingLost,
@@ -211,6 +212,19 @@ def test_the_end_of_the_script_is_no_failure(rank: Rank) -> None:
     rank.answer(lambda _: rank.say({"type": "end"}))
     with pytest.raises(TrainingEnded):
         run(LiveRunner(rank.training))
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_ranks_of_an_elastic_job_that_change_in_a_trial_are_no_result(
+    rank: Rank, says_so: bool
+) -> None:
+    rank.say({"type": "begin", "process": 1, "elastic": True})
+    rank.training.wait("begin")
+    rank.answer(lambda _: rank.say({"type": "reset"}) if says_so else rank.die())
+    runner = LiveRunner(rank.training)
+    with pytest.raises(RanksChanged):
+        run(runner)
+    assert not runner.lost
 
 
 def test_a_refusal_says_why(rank: Rank) -> None:

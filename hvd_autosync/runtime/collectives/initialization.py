@@ -52,6 +52,8 @@ class Initialization:
 _LAST: Initialization | None = None
 #: Variables of :data:`KEPT_BY_HOROVOD` that Horovod has read in this process.
 _READ: set[str] = set()
+#: Called before each ``hvd.init()`` that follows a ``hvd.shutdown()``, and after each.
+_WATCHERS: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
 def last_initialization() -> Initialization | None:
@@ -73,6 +75,16 @@ def record_initialization() -> None:
     patches.install("initialization", _recording)
 
 
+def watch_initialization(again: Callable[[], None], initialized: Callable[[], None]) -> None:
+    """Watch each ``hvd.init()`` from now on; :func:`record_initialization` comes before.
+
+    Args:
+        again: Called before one that is not the first of this process.
+        initialized: Called after each.
+    """
+    _WATCHERS.append((again, initialized))
+
+
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
     # Of the instance, because scripts may import the functions init() under many names.
     @functools.wraps(init)
@@ -84,12 +96,16 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
         if launched_by_mpi(os.environ):
             with contextlib.suppress(ImportError):  # re-initialization is refused then
                 import mpi4py.MPI  # noqa: F401
+        for again, _ in _WATCHERS if _LAST is not None else ():
+            again()
         keeps_mpi = _mpi_is_initialized()
         _READ.update(KEPT_BY_HOROVOD.keys() & os.environ.keys())
         began = time.monotonic()
         init(comm, process_sets)
         took_s = time.monotonic() - began
         _LAST = Initialization(comm, os.environ.get(PROCESS_SETS_VARIABLE), keeps_mpi, took_s)
+        for _, initialized in _WATCHERS:
+            initialized()
 
     return recording
 

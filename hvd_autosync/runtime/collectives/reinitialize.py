@@ -49,12 +49,12 @@ from hvd_autosync.runtime.collectives.time_limit import time_limit
 from hvd_autosync.search_space.horovod_settings import (
     AUTOTUNE_VARIABLE,
     CYCLE_VARIABLE,
-    ELASTIC_VARIABLE,
     FUSION_VARIABLE,
     RENDEZVOUS_ADDRESS,
     RENDEZVOUS_PORT,
     TIMELINE_VARIABLE,
     changeable_variables,
+    is_elastic,
 )
 from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.variables import set_variables, with_variables
@@ -235,7 +235,7 @@ def _own_refusal(variables: Mapping[str, str | None]) -> str:
         return "hvd.init() was called before hvd_autosync was imported"
     if threading.current_thread() is not threading.main_thread():
         return "it was asked for in another thread than the main one"
-    if os.environ.get(ELASTIC_VARIABLE) == "1":
+    if is_elastic(os.environ):
         return "the job is elastic"
     if TIMELINE_VARIABLE in os.environ:
         return f"Horovod writes a timeline ({TIMELINE_VARIABLE})"

@@ -210,11 +210,15 @@ class GradientExchange(SyncMethod):
         if self._deferred_update is not None:
             self._deferred_update.close()
         self.make_whole()
-        self._close_server()
         entries = {_CODEC_STATES: self.dispatcher.codec_states()}
+        self.abandon()
+        return entries
+
+    def abandon(self) -> None:
+        """As of :class:`SyncMethod`; parts of states that other ranks have are lost."""
+        self._close_server()
         self._linear = {}
         self.dispatcher.close()
-        return entries
 
     def _make_sparse_again(self, deferred: Collection[Bucket] = ()) -> None:
         """Let the step find sparse gradients where backward has left such.

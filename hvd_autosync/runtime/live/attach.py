@@ -7,22 +7,20 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_autosync.errors import SpaceError
+from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
-from hvd_autosync.runtime.collectives.operations import all_ranks
+from hvd_autosync.runtime.collectives.operations import all_ranks, size
 from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, reinitialize
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.live.memory import free_bytes
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
-from hvd_autosync.search_space.horovod_settings import horovod_settings, live_variables
+from hvd_autosync.search_space.horovod_settings import horovod_settings, is_elastic, live_variables
 from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.search_space.sync_plan import SyncPlan, sync_plan
 
 #: So many times the bytes of all gradients a strategy may need: buckets, and what is received.
 _COPIES = 2
-#: What to do where launched trials could tune the script.
-REMEDY = "; tune it with --autosync-mode launched"
 
 
 class Attacher:
@@ -94,6 +92,32 @@ def _check_memory(optimizers: Sequence[Any]) -> None:
             "does not have",
             hint="Tune with --autosync-mode launched.",
         )
+
+
+def with_remedy(reason: str) -> str:
+    """Return why tuning has ended with what to do, where launched trials can tune the script."""
+    possible = size() > 1 and not is_elastic(os.environ)
+    return f"{reason}; tune it with --autosync-mode launched" if possible else reason
+
+
+def differing(optimizers: Sequence[Any]) -> str:
+    """Return why strategies fit no optimizer, as ranks have different ones; a collective.
+
+    Horovod's own exchange, under which those of an elastic job begin, needs no such agreement.
+
+    Args:
+        optimizers: The wrapped optimizers of the script.
+
+    Returns:
+        The reason, the same on all ranks; empty if there is none.
+    """
+    if is_elastic(os.environ):
+        try:
+            for optimizer in switchable_on_all(optimizers):
+                optimizer._sync.check()
+        except ConfigurationError as error:
+            return error.message
+    return ""
 
 
 def of_some_ranks(optimizer: Any) -> bool:

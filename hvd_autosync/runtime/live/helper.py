@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hvd_autosync.runtime.live.waiting import waits_in_exchange
+from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.horovod_settings import without_rank
+from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.util.program import run_main
 from hvd_autosync.util.variables import LIVE_VARIABLE
 
@@ -126,6 +128,12 @@ class Helper:
                 stream.flush()
         with contextlib.suppress(OSError):
             stream.close()
+
+
+def strategy_of(message: Message) -> tuple[Strategy, Classes]:
+    """Return the strategy of a message, with its parameter classes."""
+    classes = {name: tuple(names) for name, names in message["classes"].items()}
+    return Strategy(message["strategy"]), classes
 
 
 def _start(target: Callable[[IO[bytes]], None], stream: IO[bytes]) -> threading.Thread:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +13,8 @@ from hvd_autosync.runtime.collectives.agreement import gather_bytes
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.measure.recorder import Recorder
 from hvd_autosync.runtime.trial.ending import peak_memory_bytes, should_prune
-from hvd_autosync.runtime.trial.profiling import wait_for_device
+from hvd_autosync.runtime.trial.profiling import Profiling, gradient_device, wait_for_device
+from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.trial import (
     MIN_MEASURED_STEPS,
     OUT_OF_TIME,
@@ -40,11 +41,15 @@ class LiveTrial:
         began: Clock reading before the strategy was attached.
         left_s: Seconds after which rank 0 ends it; infinite: never. If there is a limit, ranks meet
             more often.
+
+    Attributes:
+        profile: The profile of the model, on rank 0, once it was profiled.
     """
 
     def __init__(self, spec: TrialSpec, began: float, left_s: float) -> None:
         self.spec = spec
         self._left_s = left_s
+        self.profile: ModelProfile | None = None
         self.recorder = Recorder()
         self._began, self._setup_s = began, math.nan
         self._last = spec.warmup_steps + spec.measured_steps
@@ -102,6 +107,22 @@ class LiveTrial:
             self._untypical.add(self.steps - 1)
         if self.steps == 1:
             self._setup_s = perf_counter() - self._began
+
+    def profile_when_due(self, profiling: Profiling, optimizers: Callable[[], list[Any]]) -> None:
+        """Profile in the warm-up, and end before the measured steps.
+
+        Args:
+            profiling: Profiles the model.
+            optimizers: Returns the wrapped optimizers of the script.
+        """
+        warmup = self.spec.warmup_steps
+        if not self.spec.profile or warmup < 2:
+            return
+        if self.steps == warmup // 2 and rank() == 0:
+            profiling.begin(optimizers())
+        elif self.steps == max(warmup - 1, warmup // 2 + 1):
+            profiling.compare_arithmetic(gradient_device(optimizers()))
+            self.profile = profiling.end()
 
     def slow(self) -> bool:
         """Return whether this rank's steps exclude that the strategy is among the best."""

@@ -27,16 +27,17 @@ from hvd_autosync.runtime.collectives.agreement import NotOnAllError, agree_step
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.reinitialize import CannotReinitializeError, NotNowError
 from hvd_autosync.runtime.live.attach import (
-    REMEDY,
     Attacher,
+    differing,
     has_begun,
     not_switchable,
     of_some_ranks,
     switchable,
     switchable_on_all,
+    with_remedy,
 )
 from hvd_autosync.runtime.live.boundary import meet
-from hvd_autosync.runtime.live.helper import Helper, Message
+from hvd_autosync.runtime.live.helper import Helper, Message, strategy_of
 from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.runtime.live.refusal import hand_over
@@ -51,6 +52,7 @@ from hvd_autosync.runtime.trial.ending import leave
 from hvd_autosync.runtime.trial.probe import probe_in_place
 from hvd_autosync.runtime.trial.profiling import Profiling, device_name, gradient_device
 from hvd_autosync.search_space.exchange_plan import Classes
+from hvd_autosync.search_space.horovod_settings import is_elastic
 from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.search_space.trial import TrialSpec, TrialStatus
 from hvd_autosync.util.print_line import print_line
@@ -79,21 +81,30 @@ class LiveTuning(JoinHook):
         profiling: Profiles the model in the first trial.
         losses: Losses of the training; they are not needed.
         own_because: Why an optimizer is Horovod's own, on all ranks; empty: none has to be.
+        barred: Why this rank is not to be tuned; empty: it is.
+        failed: Whether the last step has failed.
     """
 
     def __init__(self, helper: Helper | None, refusal: str = "") -> None:
-        self.profiling = Profiling()
-        self.losses = Losses()
-        self._helper = helper
+        self.profiling, self.losses = Profiling(), Losses()
         self._refusal = refusal
+        # Weak, so that optimizers that the script drops are collected; with the knobs they fix.
+        self._optimizers: dict[weakref.ref[Any], frozenset[str]] = {}
+        self.own_because = self.barred = ""
+        self._epochs = Epochs(self)
+        self._epochs.call_on_begin(self._epoch_begins)
+        register_join_hook(self)
+        call_at_exit(self._script_ended)
+        self.start_over(helper)
+
+    def start_over(self, helper: Helper | None) -> None:
+        """Count and tune from here on, with the optimizers that the script still holds."""
+        self._helper = helper
+        self._optimizers = {e: own for e, own in self._optimizers.items() if e() is not None}
+        self.profiling.close()
         self._classifier = StepClassifier()
-        # Weak, so that optimizers that the script drops are collected.
-        self._optimizers: list[weakref.ref[Any]] = []
-        self._owned: list[frozenset[str]] = []
-        self.own_because = ""
         self._steps, self._boundary_at = 0, 1
         self._begun = self._ended = False
-        self._profile: Any = None
         self._trial: LiveTrial | None = None
         #: What all optimizers follow, once those that are `late` do; `None`: some may differ.
         self._strategy: Strategy | None = Strategy()
@@ -110,16 +121,10 @@ class LiveTuning(JoinHook):
         self._thread = 0
         self._clock = StepClock(perf_counter())
         self._untypical = False
-        #: Whether the last step has failed.
-        self._failed = False
+        self.failed = False
         #: Whether the study has ended, and the training is watched for drift.
-        self._watching = False
+        self._watching, current.watch = False, None
         self._reported_at = 0.0
-        self._epochs = Epochs(self)
-        self._epochs.call_on_begin(self._epoch_begins)
-        register_join_hook(self)
-        if helper is not None:
-            call_at_exit(self._script_ended)
 
     # Events of the training
 
@@ -127,10 +132,9 @@ class LiveTuning(JoinHook):
         """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
         if of_some_ranks(optimizer):
             return
-        self._optimizers.append(weakref.ref(optimizer))
+        self._optimizers[weakref.ref(optimizer)] = owned
         self._late = True
         self.unlike_others()
-        self._owned.append(owned)
         # A step in which the script saves a checkpoint takes longer.
         optimizer.register_state_dict_pre_hook(lambda _: self.unlike_others())
 
@@ -141,7 +145,7 @@ class LiveTuning(JoinHook):
 
     def step_failed(self) -> None:
         """A step or an operation has raised an exception, which the script may catch."""
-        self._failed = True
+        self.failed = True
 
     def mark(self) -> None:
         """The script marks the end of a step; from the first mark on only marks are counted."""
@@ -191,7 +195,7 @@ class LiveTuning(JoinHook):
         if self._ended:
             return
         self._steps += 1
-        self._failed = False
+        self.failed = False
         self._thread = self._thread or threading.get_ident()
         now = perf_counter()
         typical, self._untypical = not self._untypical, False
@@ -200,7 +204,7 @@ class LiveTuning(JoinHook):
             self._trial.end_step(typical=typical)
             self._report_step(self._trial, now)
             self.profiling.step_ends()
-            self._profile_when_due(self._trial)
+            self._trial.profile_when_due(self.profiling, self.living)
         if self._steps >= self._boundary_at:
             self._meet()
         self._clock.end_boundary(perf_counter())
@@ -212,17 +216,6 @@ class LiveTuning(JoinHook):
         if self._helper is not None and now - self._reported_at > _REPORT_S:
             self._reported_at = now
             self._helper.send({"type": "step", "steps": trial.steps})
-
-    def _profile_when_due(self, trial: LiveTrial) -> None:
-        """Profile in the warm-up, and end before the measured steps."""
-        warmup = trial.spec.warmup_steps
-        if not trial.spec.profile or warmup < 2:
-            return
-        if trial.steps == warmup // 2 and rank() == 0:
-            self.profiling.begin(self._living())
-        elif trial.steps == max(warmup - 1, warmup // 2 + 1):
-            self.profiling.compare_arithmetic(gradient_device(self._living()))
-            self._profile = self.profiling.end()
 
     # Boundaries
 
@@ -245,7 +238,7 @@ class LiveTuning(JoinHook):
                 self._busy
                 or "in each step some rank computes gradients of the next one before the end"
             )
-            self._refuse(reason) if may_refuse else self._end(reason + REMEDY)
+            self._refuse(reason) if may_refuse else self._end(with_remedy(reason))
             return
         if agreed.possible:
             if not self._begun:
@@ -280,14 +273,16 @@ class LiveTuning(JoinHook):
     def _ready(self) -> bool:
         if threading.get_ident() != self._thread:
             return False
-        return not any(has_begun(each) for each in switchable(self._living()))
+        return not any(has_begun(each) for each in switchable(self.living()))
 
     def _begin(self) -> None:
         """Tell the helper about the job, once all ranks are there."""
         self._begun = True
         hosts = gather_texts(socket.gethostname(), "live.hosts")
         refusals = gather_texts(self._why_not() or " ", "live.refusals")
-        if reason := next((each for each in refusals if each.strip()), ""):
+        if reason := next((each for each in refusals if each.strip()), "") or differing(
+            self.living()
+        ):
             self._refuse(reason)
             return
         reinitializes = self._attacher.reinitializes()
@@ -298,6 +293,7 @@ class LiveTuning(JoinHook):
                 "command": [sys.executable, *sys.argv],
                 "process": os.getpid(),
                 "reinitializes": reinitializes,
+                "elastic": is_elastic(os.environ),
             }
         )
         self._clock.begin_tuning(perf_counter())
@@ -308,7 +304,8 @@ class LiveTuning(JoinHook):
             return "the job has a single rank, which synchronizes with no other"
         if rank() == 0 and self._helper is None:
             return "rank 0 has not started the process that tunes"
-        return (problem := not_switchable(self._living())) and (self.own_because or problem)
+        problem = not_switchable(self.living())
+        return self.barred or (problem and (self.own_because or problem))
 
     def _try_to_obey(self, message: Message) -> None:
         try:
@@ -323,15 +320,15 @@ class LiveTuning(JoinHook):
         if kind in ("trial", "probe"):
             self._search_again()
         if kind == "trial":
-            self._best = _strategy(message["best"])
+            self._best = strategy_of(message["best"])
             self._begin_trial(message)
         elif kind == "probe":
-            link = probe_in_place(message["hosts"], gradient_device(self._living()))
+            link = probe_in_place(message["hosts"], gradient_device(self.living()))
             self._send(lambda: {"type": "link", "link": link and vars(link)})
         elif kind == "use":
-            self._go_on(*_strategy(message))
+            self._go_on(*strategy_of(message))
         elif kind == "train":
-            if self._go_on(*_strategy(message)):
+            if self._go_on(*strategy_of(message)):
                 self._train(message["expected_step_s"])
         elif self._go_on(*self._best):  # the helper has ended, with a word or without
             kept = "; the best strategy that is known stays" if self._best[0] else ""
@@ -345,10 +342,11 @@ class LiveTuning(JoinHook):
             self._finish(trial, TrialStatus.CRASHED, problem)
 
     def _finish(self, trial: LiveTrial, status: TrialStatus, reason: str) -> None:
-        device = device_name(gradient_device(self._living()))
-        owned = frozenset.intersection(*self._owned) if self._owned else frozenset()
-        profile = self._profile if trial.spec.profile else None
-        fields: dict[str, Any] = {"profile": profile, "owned": tuple(sorted(owned))}
+        device = device_name(gradient_device(self.living()))
+        owned = (
+            frozenset.intersection(*self._optimizers.values()) if self._optimizers else frozenset()
+        )
+        fields: dict[str, Any] = {"profile": trial.profile, "owned": tuple(sorted(owned))}
         result = trial.result(status, reason, device=device, **fields)
         self._trial = None
         if result is not None:
@@ -403,21 +401,21 @@ class LiveTuning(JoinHook):
 
     def _script_ended(self) -> None:
         """The script has ended by itself or by Ctrl-C, not by another exception or after one."""
+        if self._helper is None:
+            return
         raised = getattr(sys, "last_value", None)
-        failed = self._failed or not isinstance(raised, KeyboardInterrupt | None)
+        failed = self.failed or not isinstance(raised, KeyboardInterrupt | None)
         if current.live is self and not failed:
             if raised is None:
                 leave_note(ENDED_NOTE)
-            self._send(lambda: {"type": "end", "steps": self._steps})
-            if self._helper is not None:
-                self._helper.close()
+            self._close({"type": "end", "steps": self._steps})
 
     def _refuse(self, reason: str) -> None:
         """Train on untuned, or end on all ranks, so that launched trials follow; a collective."""
         if hand_over(self._refusal, reason):
-            self._close(reason)
+            self._close({"type": "refused", "reason": reason})
             leave()
-        self._end(reason + REMEDY if size() > 1 else reason)
+        self._end(with_remedy(reason))
 
     def _end(self, reason: str) -> None:
         """End the tuning without a conclusion."""
@@ -426,11 +424,20 @@ class LiveTuning(JoinHook):
             what = "live tuning has ended" if self._clock.tuned else "this training is not tuned"
             print_line(f"{what}: {reason}")
             leave_note(TUNING_ENDED_NOTE, f"{what}: {reason}")
-        self._close(reason)
+        self._close({"type": "refused", "reason": reason})
 
-    def _close(self, reason: str) -> None:
-        """Let the helper end."""
-        self._send(lambda: {"type": "refused", "reason": reason})
+    def ranks_change(self) -> bool:
+        """Let the study be, because Horovod of an elastic job begins again with other ranks.
+
+        Returns:
+            Whether an operation has failed in the trial of another strategy than Horovod's own.
+        """
+        self._close({"type": "reset"})
+        return self.failed and self._trial is not None and self._strategy != Strategy()
+
+    def _close(self, message: Message) -> None:
+        """Let the helper end, with its last message."""
+        self._send(lambda: message)
         if self._helper is not None:
             self._helper.close()
 
@@ -438,12 +445,6 @@ class LiveTuning(JoinHook):
         if self._helper is not None:
             self._helper.send(compose())
 
-    def _living(self) -> list[Any]:
+    def living(self) -> list[Any]:
         """Return the optimizers that the script still holds."""
         return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
-
-
-def _strategy(message: Message) -> tuple[Strategy, Classes]:
-    """Return the strategy of a message, with its parameter classes."""
-    classes = {name: tuple(names) for name, names in message["classes"].items()}
-    return Strategy(message["strategy"]), classes

@@ -145,8 +145,7 @@ class Profiler:
         Args:
             factors: Of weights of linear layers, bytes of their factors in a step.
         """
-        for hook in self._hooks:
-            hook.remove()
+        self.close()
         if isinstance(self._clock, _DeviceClock):
             torch.cuda.synchronize()
         seconds = self._clock.seconds
@@ -157,6 +156,12 @@ class Profiler:
             backward_s=_median([seconds(start, end) for _, start, end in passes]),
             wrapped=self._wrapped,
         )
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _parameter_profiles(
         self, factors: Mapping[torch.nn.Parameter, FactorBytes]

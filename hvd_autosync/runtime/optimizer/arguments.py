@@ -12,7 +12,8 @@ from horovod.torch.mpi_ops import Adasum, Average, Sum, global_process_set, rocm
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import size
 from hvd_autosync.search_space.catalogue import REGISTRY
-from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
+from hvd_autosync.search_space.horovod_settings import is_elastic
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 #: The knobs that decide how and when gradients are exchanged.
 EXCHANGE_KNOBS = frozenset(spec.name for spec in REGISTRY if not spec.at_launch)
@@ -47,17 +48,18 @@ def by_adasum(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments["op"] == Adasum and size() > 1)
 
 
-def check_arguments(arguments: Mapping[str, Any]) -> None:
+def check_arguments(arguments: Mapping[str, Any], plan: SyncPlan) -> None:
     """Make the checks of Horovod's ``DistributedOptimizer``, for classes that are not its own.
 
     Raises:
-        ConfigurationError: The job is elastic.
+        ConfigurationError: The job is elastic, and the plan is more than Horovod's own exchange.
         ValueError: As of ``horovod.torch.DistributedOptimizer``.
     """
-    if os.environ.get(ELASTIC_VARIABLE) == "1":
+    if is_elastic(os.environ) and plan != SyncPlan():
         raise ConfigurationError(
-            "an elastic job cannot run under a strategy with exchange, schedule or protocol knobs",
-            hint="Run it with a fixed number of ranks, or without a strategy.",
+            "an elastic job cannot begin under a strategy with exchange, schedule or protocol "
+            "knobs, because its ranks do not create their optimizers together",
+            hint="Let it be tuned live, or run it with a fixed number of ranks.",
         )
     if arguments["gradient_predivide_factor"] != 1.0:
         if rocm_built():

@@ -9,6 +9,7 @@ same). No feature is here: this is the adapter between Horovod's class and ours.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -20,16 +21,18 @@ from horovod.torch.mpi_ops import Average
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.measure.compute_timer import Waiting
+from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.optimizer.arguments import check_arguments
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state.group_swap import has_step_hooks, own_class
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
+from hvd_autosync.search_space.horovod_settings import is_elastic
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
-#: What marks a sent gradient for Horovod's methods.
-_SENT = (0, None)
+#: What marks a gradient for Horovod's methods: it has arrived, and they have not sent it.
+_ARRIVED = (None, None)
 
 
 def make_strategy_optimizer(
@@ -48,11 +51,12 @@ def make_strategy_optimizer(
             ``gradient_predivide_factor``.
 
     Raises:
-        ConfigurationError: The ranks have different parameters or plans, or the job is elastic.
+        ConfigurationError: The ranks have different parameters or plans, or the job is elastic, and
+            the plan is more than Horovod's own exchange.
         SpaceError: The plan does not fit the parameters or the job.
         ValueError: As of ``horovod.torch.DistributedOptimizer``.
     """
-    check_arguments(arguments)
+    check_arguments(arguments, plan)
     base = type(optimizer)
     methods = dict(vars(_horovods_class)) | {
         "_register_hooks": _register_hooks,
@@ -78,6 +82,29 @@ def make_strategy_optimizer(
     return created
 
 
+class HorovodsExchange(SyncMethod):
+    """Horovod's own exchange, by Horovod's own code.
+
+    Optimizers of elastic jobs begin with it, because it needs no agreement of the ranks: some may
+    create their optimizers while others are in the middle of a training.
+
+    Args:
+        optimizer: Horovod's optimizer, of our class.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = weakref.ref(optimizer)
+
+    def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
+        """The gradient of ``parameter`` is complete."""
+        if (optimizer := self._optimizer()) is not None:
+            optimizer._handles[parameter] = optimizer._allreduce_grad_async(parameter)
+
+    def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
+        """Wait until gradients can be used."""
+        _horovods_class.synchronize(self._optimizer())
+
+
 # Horovod's class has no type, and this one is made at run time: ``self`` is Any.
 
 
@@ -87,7 +114,8 @@ def _register_hooks(self: Any) -> None:
     if not parameters:
         return
     self._sync = Synchronizer(self._sync.plan)
-    self._sync.attach(self, parameters, averaged=self.op == Average)
+    horovods = HorovodsExchange(self) if is_elastic(os.environ) else None
+    self._sync.attach(self, parameters, averaged=self.op == Average, horovods=horovods)
     keep_in_checkpoints(self)
     reference = weakref.ref(self)
     for parameter in parameters:
@@ -109,7 +137,7 @@ def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor) -> None:
     delay[parameter] -= 1
     method.on_gradient_added(parameter)
     # Horovod's zero_grad checks these.
-    self._handles[parameter] = _SENT
+    self._handles[parameter] = _ARRIVED
     if delay[parameter] <= 0:
         method.on_gradient_ready(parameter)
 
@@ -155,6 +183,9 @@ def _average(self: Any) -> None:
 
 
 def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
+    if current.live is not None and current.live.failed and is_elastic(os.environ):
+        # Elastic Horovod restores before it begins again: until then all operations fail.
+        self._sync.start_over()
     self._sync.method.before_loading()
     _horovods_class.load_state_dict(self, *args, **kwargs)
 

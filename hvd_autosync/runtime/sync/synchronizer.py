@@ -69,6 +69,8 @@ class Synchronizer:
         self.guard = LossGuardHandler()
         self.chosen = False
         self._phase = TrainingPhase()
+        #: Horovod's own exchange, if the optimizer begins with it.
+        self._horovods: SyncMethod | None = None
         self._progress = Progress()
         self._parameters: list[torch.nn.Parameter] = []
         self._averaged = True
@@ -77,14 +79,21 @@ class Synchronizer:
         self._left: dict[str, Any] = {}
 
     def attach(
-        self, optimizer: Any, parameters: list[torch.nn.Parameter], *, averaged: bool
+        self,
+        optimizer: Any,
+        parameters: list[torch.nn.Parameter],
+        *,
+        averaged: bool,
+        horovods: SyncMethod | None = None,
     ) -> None:
-        """Synchronize ``optimizer`` from its next step on; a collective.
+        """Synchronize ``optimizer`` from its next step on; a collective, unless ``horovods``.
 
         Args:
             optimizer: Horovod's optimizer, of our class.
             parameters: All that it reduces, in its order; at least one.
             averaged: Whether gradients are averaged over ranks rather than added up.
+            horovods: Horovod's own exchange, if the optimizer begins with it, because ranks do not
+                create it together.
 
         Raises:
             AutosyncError: The plan does not fit the parameters or the job, or ranks differ.
@@ -94,8 +103,31 @@ class Synchronizer:
         self._averaged = averaged
         names = self._named(self.plan.classes)
         self._name = names[parameters[0]][0]
+        self._horovods = horovods
+        if horovods is not None:
+            self.method = horovods
+            return
         self._check(self.plan, names)
         self._make_method(self.plan, names)
+
+    def check(self) -> None:
+        """Check that ranks have the same parameters for the plan; a collective.
+
+        Raises:
+            AutosyncError: They do not.
+        """
+        self._check(self.plan, self._named(self.plan.classes))
+
+    def start_over(self) -> None:
+        """Go back to Horovod's own exchange, if it was the first, as ranks are gone; no collective.
+
+        The plan is exact.
+        """
+        if self._horovods is None:
+            return
+        self.method.abandon()
+        self.method, self.plan = self._horovods, SyncPlan()
+        self._progress, self._left = Progress(), {}
 
     def switch(self, plan: SyncPlan) -> None:
         """Synchronize by another plan from the next step on; a collective between two steps.

@@ -66,8 +66,15 @@ class Profiling:
         # Where ranks multiply differently, products of factors would make replicas differ.
         factors = self._factor_meter.factors if self._alike else {}
         profile = self.profiler.finish(factors)
-        self.profiler = self._factor_meter = None
+        self.close()
         return profile
+
+    def close(self) -> None:
+        """Profile no longer."""
+        if self.profiler is not None and self._factor_meter is not None:
+            self._factor_meter.close()
+            self.profiler.close()
+        self.profiler = self._factor_meter = None
 
 
 def gradient_device(optimizers: Sequence[Any]) -> torch.device:

@@ -1,5 +1,6 @@
 """Every exchange gives the parameters that Horovod's own optimizer gives."""
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -24,6 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.sync.synchronizer import switch
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
@@ -359,14 +361,51 @@ def case_hierarchical_on_one_host():
         OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
 
 
-def case_elastic_jobs_are_refused():
-    model = nn.Linear(3, 3)
+@contextlib.contextmanager
+def elastic():
     os.environ["HOROVOD_ELASTIC"] = "1"
     try:
-        with plan(PLANS["ordered"]), raises(AutosyncError, "elastic"):
-            OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        yield
     finally:
         del os.environ["HOROVOD_ELASTIC"]
+
+
+def case_elastic_jobs_begin_under_no_plan():
+    model = nn.Linear(3, 3)
+    with elastic(), plan(PLANS["ordered"]), raises(AutosyncError, "elastic"):
+        OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+
+def case_elastic_jobs_begin_and_start_over_without_a_word_to_other_ranks():
+    def alone(action):
+        """It would hang if it were a collective."""
+        if hvd.rank():
+            hvd.barrier()
+            return action()
+        done = action()
+        hvd.barrier()
+        return done
+
+    def trained(make, between=lambda *_: None):
+        model = Model()
+        named = model.named_parameters()
+        optimizer = alone(lambda: make(OPTIMIZERS["momentum"](groups_of(model)), named))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            between(optimizer, step)
+        return list(model.parameters())
+
+    def between(optimizer, step):
+        if step == 2:
+            switch(optimizer, SyncPlan(PLANS["ordered"], CLASSES))
+        elif step == 6:
+            alone(optimizer._sync.start_over)
+
+    with elastic(), synchronized_by(SyncPlan()):
+        ours = trained(OURS, between)
+    assert_close(ours, trained(HOROVODS))
 
 
 def case_arguments_are_checked_as_horovod_does():

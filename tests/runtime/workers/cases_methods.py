@@ -2,7 +2,7 @@
 
 A row of the matrix is what a plan can say. ``greedy``, ``elastic`` and ``balance`` are policies for
 stragglers, of the protocol; no rank is slow enough here to be excluded or left behind, which is in
-``cases_stragglers.py``. Elastic Horovod is a launcher: its jobs are refused any plan.
+``cases_stragglers.py``. Elastic Horovod is a launcher: its jobs begin under none.
 """
 
 import contextlib
