@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hvd_autosync.runtime.live.waiting import waits_in_exchange
+from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.horovod_settings import without_rank
+from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.util.program import run_main
 from hvd_autosync.util.variables import LIVE_VARIABLE
 
@@ -35,6 +37,12 @@ _CLOSE_S = 1.0
 #: The helper computes at this priority, the lowest.
 _NICE = 19
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def strategy_in(message: Message) -> tuple[Strategy, Classes]:
+    """Return the strategy of a message, with its parameter classes."""
+    classes = {name: tuple(names) for name, names in message["classes"].items()}
+    return Strategy(message["strategy"]), classes
 
 
 class Helper:

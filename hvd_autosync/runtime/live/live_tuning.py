@@ -36,7 +36,7 @@ from hvd_autosync.runtime.live.attach import (
     switchable_on_all,
 )
 from hvd_autosync.runtime.live.boundary import meet
-from hvd_autosync.runtime.live.helper import Helper, Message
+from hvd_autosync.runtime.live.helper import Helper, Message, strategy_in
 from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.runtime.live.refusal import hand_over
@@ -323,15 +323,15 @@ class LiveTuning(JoinHook):
         if kind in ("trial", "probe"):
             self._search_again()
         if kind == "trial":
-            self._best = _strategy(message["best"])
+            self._best = strategy_in(message["best"])
             self._begin_trial(message)
         elif kind == "probe":
             link = probe_in_place(message["hosts"], gradient_device(self._living()))
             self._send(lambda: {"type": "link", "link": link and vars(link)})
         elif kind == "use":
-            self._go_on(*_strategy(message))
+            self._go_on(*strategy_in(message))
         elif kind == "train":
-            if self._go_on(*_strategy(message)):
+            if self._go_on(*strategy_in(message)):
                 self._train(message["expected_step_s"])
         elif self._go_on(*self._best):  # the helper has ended, with a word or without
             kept = "; the best strategy that is known stays" if self._best[0] else ""
@@ -391,6 +391,10 @@ class LiveTuning(JoinHook):
         if expected_step_s > 0:
             current.watch = DriftWatch(expected_step_s, "", on_drift=self._drifted)
 
+    def stop(self, reason: str) -> None:
+        """End the tuning at the next boundary; on all ranks in the same step."""
+        self._postponed, self._boundary_at = {"type": "stop", "reason": reason}, self._steps + 1
+
     def _drifted(self, text: str) -> None:
         """Steps have become slower for good, as rank 0 has seen."""
         self._send(lambda: {"type": "drift", "text": text})
@@ -441,9 +445,3 @@ class LiveTuning(JoinHook):
     def _living(self) -> list[Any]:
         """Return the optimizers that the script still holds."""
         return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
-
-
-def _strategy(message: Message) -> tuple[Strategy, Classes]:
-    """Return the strategy of a message, with its parameter classes."""
-    classes = {name: tuple(names) for name, names in message["classes"].items()}
-    return Strategy(message["strategy"]), classes
