@@ -14,7 +14,7 @@ from types import ModuleType
 
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.util.import_hook import when_imported
-from hvd_autosync.util.variables import LIVE_VARIABLE, is_on
+from hvd_autosync.util.variables import JUDGED_VARIABLE, LIVE_VARIABLE, is_on
 
 _LAUNCHER = "horovod.runner.launch"
 #: ``prctl`` option of Linux (``linux/prctl.h``).
@@ -75,9 +75,11 @@ def _start() -> None:
     # Only launchers have the driver's process id. The shell itself has a rank, but no trial.
     ranked = any(name in os.environ for name in RANK_VARIABLES)
     if spec is not None and ranked and not driver:
-        from hvd_autosync.runtime.install.hooks import install
+        from hvd_autosync.runtime.install.hooks import install, install_live
 
         install(spec)
+        if os.environ.get(JUDGED_VARIABLE):  # this training begins under a strategy, and goes on
+            install_live()
     elif _is_launcher():
         if driver:
             _end_with(int(driver))

@@ -179,13 +179,16 @@ class LiveRunner:
 
     Args:
         training: The training.
+        begun: The strategy under which it has begun, which the empty one stands for; ``None``: as
+            the job says.
 
     Attributes:
         lost: Whether the training has ended in a trial that is known to have failed.
     """
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, begun: Strategy | None = None) -> None:
         self._training = training
+        self._begun = begun or Strategy()
         self._best: tuple[float, Strategy, Classes] = (math.inf, Strategy(), {})
         self.lost = False
 
@@ -219,7 +222,7 @@ class LiveRunner:
         except TrainingLost as end:
             if self._training.stopped:
                 raise TrainingEnded("the training was stopped") from None
-            if _is_untouched(spec.strategy):
+            if self._is_untouched(spec.strategy):
                 raise
             # It is known before anything else happens that this strategy was tried then.
             hung = isinstance(end, TrainingHung)
@@ -235,13 +238,13 @@ class LiveRunner:
     ) -> TrialResult:
         """Wait for the result of a trial, or kill the job if it hangs.
 
-        Under Horovod's own exchange a job waits as long as it would without us.
+        As it has begun, and under Horovod's own exchange, it waits as long as it would without us.
         """
         began = looked = time.monotonic()
         silent_s = 0.0
         steps, total = 0, spec.warmup_steps + spec.measured_steps
         silence_s = max(limits.silence_s, _LEAST_SILENCE_S)
-        if _is_horovods(spec.strategy):
+        if self._is_untouched(spec.strategy) or _is_horovods(spec.strategy):
             silence_s = math.inf
 
         def report() -> None:
@@ -298,6 +301,13 @@ class LiveRunner:
         if not self.lost:
             self._training.send({"type": "use", **_named(*self._best[1:])})
 
+    def _is_untouched(self, strategy: Strategy) -> bool:
+        """Return whether the training is under it as its script and its launcher have begun it."""
+        return all(
+            value == self._begun.get(name, catalogue_knob(name).default)
+            for name, value in strategy.items()
+        )
+
     def close(self) -> None:
         """Do nothing; the training goes on."""
 
@@ -327,8 +337,3 @@ def _named(strategy: Strategy, classes: Classes) -> dict[str, Any]:
 def _is_horovods(strategy: Strategy) -> bool:
     """Return whether gradients are exchanged under it as Horovod does by itself."""
     return exchange_plan(strategy) in (None, ExchangePlan())
-
-
-def _is_untouched(strategy: Strategy) -> bool:
-    """Return whether the training is under it as its script and its launcher have begun it."""
-    return all(value == catalogue_knob(name).default for name, value in strategy.items())

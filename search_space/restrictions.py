@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hvd_autosync.errors import SpaceError
@@ -110,6 +111,42 @@ def without_choices(space: SearchSpace, unwanted: Mapping[str, Collection[Value]
         else:
             knobs.append(knob)
     return SearchSpace(tuple(knobs), space.fixed, holds_job=space.holds_job)
+
+
+def space_under(
+    space: SearchSpace, strategy: Mapping[str, Value], held: Collection[str]
+) -> SearchSpace:
+    """Return ``space`` for a training that begins under a strategy, which becomes the default.
+
+    Args:
+        space: The space.
+        strategy: A strategy of it.
+        held: Names of knobs that keep its values. Other knobs lose what would switch them off, if
+            they are not at their default.
+    """
+    values = space.complete(strategy)
+    knobs: dict[str, Knob] = {}
+    needed: dict[str, list[Condition]] = {}
+    for knob in reversed(space.knobs):  # a knob comes after the one on which it depends
+        value = values.get(knob.name, knob.default)
+        own: Knob = replace(knob, default=value)  # type: ignore[arg-type]  # one of its values
+        for condition in needed.get(knob.name, ()):
+            own = _where(own, condition)
+        if knob.name in held:
+            own = _fixed(knob, value)
+        moved = knob.name in held and value != catalogue_knob(knob.name).default
+        if (moved or knob.name in needed) and knob.name in values and knob.condition is not None:
+            needed.setdefault(knob.condition.knob, []).append(knob.condition)
+        knobs[knob.name] = own
+    return SearchSpace(tuple(knobs[knob.name] for knob in space.knobs), space.fixed)
+
+
+def _where(knob: Knob, condition: Condition) -> Knob:
+    """Return ``knob`` with no value but those of a condition on it."""
+    if isinstance(knob, CategoricalKnob):
+        return knob.restrict([each for each in knob.choices if each in condition.values])
+    numbers = [float(value) for value in condition.values]
+    return knob.restrict(min(numbers), max(numbers))
 
 
 def _restricted(knob: Knob, table: object) -> Knob:

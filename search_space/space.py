@@ -114,8 +114,8 @@ class SearchSpace:
 
     @property
     def has_lossy(self) -> bool:
-        """Whether the space has a lossy knob."""
-        return not all(knob.exact for knob in self.knobs)
+        """Whether strategies differ in a lossy knob."""
+        return not all(k.exact or k.from_unit(0.0) == k.from_unit(1.0) for k in self.knobs)
 
     def is_exact(self, strategy: Mapping[str, Value]) -> bool:
         """Return whether ``strategy`` leaves all lossy knobs at their defaults.

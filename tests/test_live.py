@@ -263,6 +263,55 @@ def test_what_cannot_be_tuned_in_its_own_steps_is_tuned_by_launched_trials(job: 
     assert (job.folder / "steps").read_text() == "60"
 
 
+def test_after_launched_trials_have_judged_codecs_exact_knobs_are_tuned_live(job: LiveJob) -> None:
+    """The codec is a fixed one, so that it surely is the winner's."""
+    space = job.folder / "space.toml"
+    space.write_text('[knobs.rest_codec]\nfixed = "fp16"\n')
+    words = job.flag(mode="auto")
+    words[words.index("--autosync") : 0] = [
+        "--autosync-allow",
+        "codec",
+        "--autosync-space",
+        str(space),
+    ]
+    job.keep_links(job.store_path, words[1:])
+    done = _run(words, dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    live, launched = job.store.studies()
+    assert [live.status, launched.status] == [StudyStatus.FINISHED] * 2, done.stderr
+    assert "mode" not in launched.settings and live.settings["mode"] == "live"
+    assert live.settings["judged_by"] == launched.study_id
+    assert launched.winner is not None and live.winner is not None and live.space is not None
+    assert launched.winner["rest_codec"] == live.winner["rest_codec"] == "fp16"
+    assert live.space.default == launched.winner and not live.space.has_lossy
+    first, *others = (t.strategy for t in job.store.trials(live.study_id))
+    assert not first and all(strategy["rest_codec"] == "fp16" for strategy in others)
+    assert sorted((job.folder / "set-ups").read_text().split()) == ["0", "1"], "of the training"
+    again = _run(words, dict(os.environ))
+    assert again.returncode == 0, again.stderr
+    assert len(job.store.studies()) == 2 and "tuning " not in again.stderr
+    assert f"(study {live.study_id})" in again.stderr
+
+
+def test_where_the_loss_guard_ends_the_codec_live_tuning_ends(job: LiveJob) -> None:
+    space = job.folder / "space.toml"
+    space.write_text('[knobs.rest_codec]\nfixed = "fp16"\n')
+    words = job.flag("--diverges", mode="auto")
+    words[words.index("--autosync") : 0] = [
+        "--autosync-allow",
+        "codec",
+        "--autosync-space",
+        str(space),
+    ]
+    job.keep_links(job.store_path, words[1:])
+    done = _run(words, dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    assert "live tuning has ended: the loss guard has ended its lossy strategy" in done.stderr
+    live, launched = job.store.studies()
+    assert live.status is StudyStatus.RUNNING and launched.fallbacks and not live.fallbacks
+    assert launched.study_id not in job.store.interrupted() and (job.folder / "model").exists()
+
+
 def test_ctrl_c_ends_the_job_and_the_helper(job: LiveJob) -> None:
     words = [job.horovodrun, "-np", "2", "--gloo", *job.script("--steps", "100000")]
     training = subprocess.Popen(

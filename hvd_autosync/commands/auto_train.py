@@ -1,5 +1,6 @@
 """``horovodrun --autosync``, as it is by default: live trials if possible, else launched ones.
 
+Lossy groups are judged by launched trials, and the training that follows is tuned live.
 What keeps a job from that is known before the training begins, or its ranks find it at their first
 steps. They end then, and launched trials and the training follow. ``--autosync-mode live`` is here,
 too: a job that was tuned before is only trained.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+from hvd_autosync.commands.live_stage import train_on
 from hvd_autosync.commands.live_train import train_live
 from hvd_autosync.commands.tune_and_train import tune_and_train
 from hvd_autosync.engine.options import Options
@@ -24,9 +26,10 @@ def train_auto(job: Job, options: Options) -> int:
         AutosyncError: As of :func:`train_live` and :func:`tune_and_train`.
         KeyboardInterrupt: Ctrl-C, as of :func:`tune_and_train`.
     """
+    from hvd_autosync.engine.live_stage import has_live_stage
     from hvd_autosync.engine.mode import why_launched
 
-    reason = why_launched(job, options)
+    reason, launched = why_launched(job, options), replace(options, mode="launched")
     if reason is None:
         ended = train_live(job, replace(options, mode="live"), may_refuse=True)
         if not ended.refusal or ended.stopped:
@@ -35,9 +38,12 @@ def train_auto(job: Job, options: Options) -> int:
             f"the training cannot be tuned in its own steps, because {ended.refusal}; it has ended "
             "at its first steps and starts again after launched trials"
         )
-    elif reason:
-        _say(f"trials are launched: {reason}")
-    return tune_and_train(job, replace(options, mode="launched"))
+        return tune_and_train(job, launched)
+    staged = bool(options.allow) and has_live_stage(job, options)
+    if reason:
+        then = "; then the training is tuned in its own steps, under what they find" * staged
+        _say(f"trials are launched: {reason}{then}")
+    return tune_and_train(job, launched, train_on) if staged else tune_and_train(job, launched)
 
 
 def train_live_or_tuned(job: Job, options: Options) -> int:

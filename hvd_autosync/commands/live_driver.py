@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hvd_autosync import extensions
 from hvd_autosync.commands.flag import guarded
+from hvd_autosync.commands.live_stage import train_on
 from hvd_autosync.commands.live_train import train_live
 from hvd_autosync.commands.tune_and_train import tune_and_train
 from hvd_autosync.engine.option_values import variable_name
@@ -47,7 +48,8 @@ def _train(folder: Path, *, tuned: bool) -> int:
     for each in fields(Options):
         os.environ.pop(variable_name(each.name), None)
     if tuned:
-        return tune_and_train(job, replace(options, mode="launched", reuse="only"))
+        known = replace(options, mode="launched", reuse="only")
+        return tune_and_train(job, known, train_on) if options.allow else tune_and_train(job, known)
     return train_live(job, replace(options, mode="live"), may_refuse=True, folder=folder).status
 
 

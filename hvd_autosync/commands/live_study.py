@@ -102,6 +102,7 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
         message = training.wait("begin", _LOADED)
         received[message["type"]] = message
     from hvd_autosync.engine.live import LiveStudy
+    from hvd_autosync.engine.live_stage import judged_study
     from hvd_autosync.reporting import closing_lines, ended_line, progress_listener
     from hvd_autosync.reporting.live import cost_line
     from hvd_autosync.search_space.horovod_settings import launch_knobs
@@ -127,7 +128,8 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
         job = live_job(begin)  # which loads extensions
         fixed = launch_knobs(reinitializes=begin["reinitializes"])
         noted = _Noted(listener)
-        LiveStudy(training, job, options, noted, fixed, on_switch, ends, on_end).run()
+        judged = judged_study(options)
+        LiveStudy(training, job, options, noted, fixed, on_switch, ends, on_end, judged).run()
 
 
 class _Noted:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import sys
 import time
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_autosync.engine.options import Options, options_environment
-from hvd_autosync.engine.training import RunOutcome, run_live_training
+from hvd_autosync.engine.training import Beginning, RunOutcome, run_live_training
 from hvd_autosync.errors import StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.util.printable import printable, shell_line
 
 if TYPE_CHECKING:
+    from hvd_autosync.search_space import Strategy
     from hvd_autosync.traces import TrialRecord
 
 #: A training that fails in a trial which began earlier than this is started again.
@@ -29,7 +31,12 @@ _RECORD_S = 2.0
 
 
 def train_live(
-    job: Job, options: Options, *, may_refuse: bool = False, folder: Path | None = None
+    job: Job,
+    options: Options,
+    *,
+    may_refuse: bool = False,
+    folder: Path | None = None,
+    beginning: Beginning | None = None,
 ) -> RunOutcome:
     """Run the training of ``job``, tuned in its own steps; return how it ended.
 
@@ -38,6 +45,7 @@ def train_live(
         options: The options of its tuning.
         may_refuse: As for :func:`hvd_autosync.engine.training.run_live_training`.
         folder: As there.
+        beginning: As there.
 
     Raises:
         AutosyncError: The space file or the store is unusable, or the job cannot be launched.
@@ -51,10 +59,13 @@ def train_live(
         "that it prints meanwhile are those of trials"
     )
     variables = options_environment(options)
+    begins = None if beginning is None else beginning.strategy
     restarted = False
     while True:
         began = datetime.now(timezone.utc)
-        ended = run_live_training(job, variables, may_refuse=may_refuse, folder=folder)
+        ended = run_live_training(
+            job, variables, may_refuse=may_refuse, folder=folder, beginning=beginning
+        )
         if not ended.status and not ended.begun:
             _say(
                 "nothing was tuned: rank 0 did not import horovod.torch. Only jobs with PyTorch "
@@ -62,7 +73,7 @@ def train_live(
             )
         if ended.status == 0 or ended.stopped or ended.refusal or job.elastic:
             return ended
-        failed = _failed_in_trial(job, options, began)
+        failed = _failed_in_trial(job, options, began, begins)
         if failed is None:
             return ended
         strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
@@ -74,14 +85,17 @@ def train_live(
         restarted = True
 
 
-def _failed_in_trial(job: Job, options: Options, began: datetime) -> TrialRecord | None:
-    """Return the trial in which a training that began then has failed."""
+def _failed_in_trial(
+    job: Job, options: Options, began: datetime, begins: Strategy | None
+) -> TrialRecord | None:
+    """Return the trial in which a training that began then, under ``begins``, has failed."""
     from hvd_autosync.engine.live import failed_trial
     from hvd_autosync.traces.records import timestamp
 
-    until, since = time.monotonic() + _RECORD_S, timestamp(began)
+    until = time.monotonic() + _RECORD_S
+    find = partial(failed_trial, job, options, timestamp(began), begins)
     try:
-        while (failed := failed_trial(job, options, since)) is None and time.monotonic() < until:
+        while (failed := find()) is None and time.monotonic() < until:
             time.sleep(0.2)
     except StoreError as error:  # the training's own status says more
         _say(f"whether it failed in a trial is not known: {error.message}")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from hvd_autosync.engine.options import Options
 from hvd_autosync.errors import ShortJobError, StoreError
@@ -28,10 +29,18 @@ if TYPE_CHECKING:
     from hvd_autosync.traces import StudyRecord
 
 _PREFIX = "hvd-autosync"
+#: Runs the training after a finished study of the job, and prints the result again after it;
+#: returns its exit status.
+Train: TypeAlias = "Callable[[Job, Options, StudyRecord, str], int]"
 
 
-def tune_and_train(job: Job, options: Options) -> int:
+def tune_and_train(job: Job, options: Options, train: Train | None = None) -> int:
     """Tune ``job`` and run it under the strategy that was found.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        train: Runs the training; ``None``: :func:`train_fixed`.
 
     Returns:
         The exit status of the training, or 0 after tuning only.
@@ -60,7 +69,7 @@ def tune_and_train(job: Job, options: Options) -> int:
         if not trains or presses.count > 1:
             raise
         return _run_so_far(job, options, getattr(end, "study", None))
-    return _run_winner(job, options, record)
+    return _run_winner(job, options, record, train or train_fixed)
 
 
 class _Presses:
@@ -94,7 +103,7 @@ def _tuned(job: Job, options: Options) -> StudyRecord:
         return tune(job, options, listener, trains=not options.tune_only)
 
 
-def _run_winner(job: Job, options: Options, record: StudyRecord) -> int:
+def _run_winner(job: Job, options: Options, record: StudyRecord, train: Train) -> int:
     """Run the training under the winner of a finished study, unless only tuning was requested."""
     from hvd_autosync.reporting import closing_lines
 
@@ -103,7 +112,7 @@ def _run_winner(job: Job, options: Options, record: StudyRecord) -> int:
     status = 0
     if not options.tune_only:
         assert record.winner is not None, "a finished study has a winner"
-        status = _train(job, options, record, answer)
+        status = train(job, options, record, answer)
     _say(trace)
     return status
 
@@ -124,12 +133,12 @@ def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
     record = replace(study.record, winner=study.proven or Strategy())
     answer = ended_line(study)
     _say(answer)
-    status = _train(job, options, record, answer)
+    status = train_fixed(job, options, record, answer)
     _say(f"{closing_lines(record, options.store)[1]}; run the same command again to resume tuning")
     return status
 
 
-def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
+def train_fixed(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
     """Run the training under the winner of ``record``; print ``answer`` again after it."""
     from hvd_autosync.engine.training_context import training_context
 
@@ -153,29 +162,49 @@ def train_under_winner(
         The exit status of the training.
     """
     from hvd_autosync.engine.training import run_training
-    from hvd_autosync.launch.remote import remote_hosts
-    from hvd_autosync.search_space.sync_plan import sync_plan
 
     strategy = record.winner or Strategy()
-    kept: list[str] = []
-
-    def keep(step: int, reason: str) -> None:
-        kept.append(_keep_fallback(record, options, strategy, step, reason))
-
-    ended = run_training(job, strategy, context, on_fallback=keep)
+    kept = KeptFallbacks(record, options)
+    ended = run_training(job, strategy, context, on_fallback=kept.keep)
     if answer and not ended.stopped:
         _say(answer)
-    for line in kept:
-        _say(line)
-    plan = sync_plan(strategy)
-    if plan is not None and plan.lossy and len(remote_hosts(job)) == len(job.hosts):
-        _say(
-            "no rank ran on this host, so it is not known here whether the loss guard has ended "
-            "this strategy, as rank 0 prints then: the next run uses it again"
-        )
+    kept.tell(job)
     if ended.drift:
         _say(_keep_drift(record, options, ended.drift))
     return ended.status
+
+
+class KeptFallbacks:
+    """Records fallbacks of the loss guard of a training in the study that has judged its strategy.
+
+    Args:
+        study: The study under whose winner the training begins. Another one may have judged that.
+        options: The options, with the store.
+    """
+
+    def __init__(self, study: StudyRecord, options: Options) -> None:
+        self._study, self._options = study, options
+        self._strategy = study.winner or Strategy()
+        self._lines: list[str] = []
+
+    def keep(self, step: int, reason: str) -> None:
+        """Record a fallback."""
+        study_id = self._study.settings.get("judged_by") or self._study.study_id
+        self._lines.append(_keep_fallback(study_id, self._options, self._strategy, step, reason))
+
+    def tell(self, job: Job) -> None:
+        """Print what became of them, after the training of ``job``."""
+        from hvd_autosync.launch.remote import remote_hosts
+        from hvd_autosync.search_space.sync_plan import sync_plan
+
+        for line in self._lines:
+            _say(line)
+        plan = sync_plan(self._strategy)
+        if plan is not None and plan.lossy and len(remote_hosts(job)) == len(job.hosts):
+            _say(
+                "no rank ran on this host, so it is not known here whether the loss guard has "
+                "ended this strategy, as rank 0 prints then: the next run uses it again"
+            )
 
 
 def _run_untuned(job: Job, error: ShortJobError) -> int:
@@ -191,14 +220,14 @@ def _run_unchanged(job: Job) -> int:
 
 
 def _keep_fallback(
-    study: StudyRecord, options: Options, strategy: Strategy, step: int, reason: str
+    study_id: str, options: Options, strategy: Strategy, step: int, reason: str
 ) -> str:
     """Record in the store that the loss guard ended the strategy; return the message."""
     from hvd_autosync.traces import Fallback, TraceStore
 
     what = f"the loss guard has ended this strategy at step {step}"
     try:
-        TraceStore(options.store).keep_fallback(study.study_id, Fallback(strategy, step, reason))
+        TraceStore(options.store).keep_fallback(study_id, Fallback(strategy, step, reason))
     except StoreError as error:
         return f"{what}; this could not be recorded in the store: {error}"
     return f"{what}: from now on only --autosync-replay uses it"

@@ -58,13 +58,13 @@ def why_not_in_place(
     at_start = [
         f"{name}={value}"
         for name, value in (study.winner or Strategy()).items()
-        if value in unwanted.get(name, ()) or (name in fixed and _own_value(study, name) != value)
+        if (name in fixed or value in unwanted.get(name, ())) and _own_value(study, name) != value
     ]
     return f"its winner needs {', '.join(at_start)} from the start" if at_start else ""
 
 
 def _own_value(study: StudyRecord, name: str) -> Value | None:
-    """Return the value of a knob in the unchanged job, which the training has."""
+    """Return the value of a knob with which the training has begun, such as the job's own."""
     if study.space is not None and study.space.holds_job:
         return study.space.default.get(name)
     if name == "controller":
@@ -125,7 +125,8 @@ def why_not_resumed(
         return ""
     kept = without_choices(study.space, unwanted)
     both = zip(study.space.knobs, kept.knobs, strict=True)
-    names = [knob.name for knob, now in both if knob.name in fixed or knob != now]
+    free = {k.name for k in study.space.knobs if k.from_unit(0.0) != k.from_unit(1.0)}
+    names = [knob.name for knob, now in both if knob.name in free & {*fixed} or knob != now]
     return f"has what is not tried any more ({', '.join(names)})" if names else ""
 
 

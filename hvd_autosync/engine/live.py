@@ -66,6 +66,7 @@ class LiveStudy:
         ends: Whether the tuning is to end, without its training; asked between trials.
         on_end: Called when the training goes on after such an end, with the study and, if it has
             proven no strategy, the earlier one whose result stays.
+        judged: The study of launched trials under whose winner the training has begun, if any.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class LiveStudy:
         on_switch: Callable[[StudyRecord, Cost], None],
         ends: Callable[[], bool] = lambda: False,
         on_end: Callable[[AskTellStudy, StudyRecord | None], None] = lambda study, earlier: None,
+        judged: StudyRecord | None = None,
     ) -> None:
+        self._judged = judged
         self._on_switch, self._on_end = on_switch, on_end
         self._fixed = fixed
         self._told = False
@@ -144,7 +147,8 @@ class LiveStudy:
                 f"not tried live, because a training failed in such a trial: {', '.join(named)}; "
                 "to try them: --autosync-mode launched"
             )
-        with closing(LiveRunner(self._training)) as runner:
+        begun = None if self._judged is None else self._judged.winner
+        with closing(LiveRunner(self._training, begun)) as runner:
             study = tune(
                 self._job,
                 self._options,
@@ -154,6 +158,7 @@ class LiveStudy:
                 fixed=self._fixed,
                 unwanted=unwanted,
                 ends=self._ends,
+                judged=self._judged,
             )
         self._on_switch(study, self._train(study))
         return study
@@ -177,19 +182,23 @@ def failed_choices(store: TraceStore) -> dict[str, set[Value]]:
         store: The store of all studies.
 
     Returns:
-        Name of a knob -> choices that are not the knob's default.
+        Name of a knob -> choices that are not the knob's default, nor had from the start.
     """
     failed: dict[str, set[Value]] = {}
-    trials: list[TrialRecord] = []
+    trials: list[tuple[TrialRecord, Strategy]] = []
     for study in store.studies(skip_damaged=True):
         if study.settings.get("mode") == "live":
+            begun = Strategy()
+            if study.space is not None and study.settings.get("judged_by"):
+                begun = study.space.default
             with suppress(TraceFormatError):
-                trials += store.trials(study.study_id)
-    for trial in filter(_lost, trials):
+                trials += [(trial, begun) for trial in store.trials(study.study_id) if _lost(trial)]
+    for trial, begun in trials:
         for name, value in trial.strategy.items():
             with suppress(SpaceError):  # of an extension that is not loaded now
                 knob = catalogue_knob(name)
-                if isinstance(knob, CategoricalKnob) and value != knob.default:
+                own = (knob.default, begun.get(name))
+                if isinstance(knob, CategoricalKnob) and value not in own:
                     failed.setdefault(name, set()).add(value)
     return failed
 
@@ -199,15 +208,18 @@ def _lost(trial: TrialRecord) -> bool:
     return trial.result is not None and trial.result.reason.endswith(LOST_IN_TRIAL)
 
 
-def failed_trial(job: Job, options: Options, since: str) -> TrialRecord | None:
+def failed_trial(
+    job: Job, options: Options, since: str, begins: Strategy | None = None
+) -> TrialRecord | None:
     """Return the live trial in which a training has just failed; ``None`` if in none.
 
     Args:
         job: The job.
         options: The options of its tuning.
         since: When the training began, as :func:`hvd_autosync.traces.timestamp` writes it.
+        begins: As of :func:`hvd_autosync.engine.study_options.tuning_key`.
     """
-    key = tuning_key(job, options, load_restrictions(options.space, options.allow))
+    key = tuning_key(job, options, load_restrictions(options.space, options.allow), begins)
     with closing(TraceStore(options.store)) as store:
         for study in store.studies(job_key=key):
             for trial in store.trials(study.study_id):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,12 +38,13 @@ def why_launched(job: Job, options: Options) -> str | None:
     if options.tune_only or options.reuse == "only":
         return ""
     restrictions = load_restrictions(options.space, options.allow)
-    reason = why_not_live(job, options, restrictions)
+    # Lossy groups alone leave the live stage.
+    reason = why_not_live(job, replace(options, allow=()), restrictions) or not_live(options)
     if reason and options.reuse == "never":
         return reason
     with closing(TraceStore(options.store)) as store:
         key = tuning_key(job, options, restrictions)
-        if options.reuse != "never" and _known(store, key, options) is not None:
+        if options.reuse != "never" and usable_study(store, key, options) is not None:
             return ""
         return reason or _interrupted(store, key)
 
@@ -67,7 +69,7 @@ def known_study(job: Job, options: Options) -> StudyRecord | None:
     if options.reuse == "never":
         return None
     with closing(TraceStore(options.store)) as store:
-        return _known(
+        return usable_study(
             store,
             tuning_key(job, options, load_restrictions(options.space, options.allow)),
             options,
@@ -130,8 +132,14 @@ def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> st
     return None
 
 
-def _known(store: TraceStore, key: str, options: Options) -> StudyRecord | None:
-    """Return the earlier study of the job that can be used, without abandoned strategies."""
+def usable_study(store: TraceStore, key: str, options: Options) -> StudyRecord | None:
+    """Return the earlier study of a job that can be used, without abandoned strategies.
+
+    Args:
+        store: The store.
+        key: Key of the job's studies.
+        options: The options of now.
+    """
     known = store.find_finished(key)
     if known is None:
         return None

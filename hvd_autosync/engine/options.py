@@ -36,7 +36,17 @@ from hvd_autosync.study import defaults
 
 #: Variables with that prefix that are not options: read elsewhere, or set by drivers for workers.
 _READ_ELSEWHERE = ("DISABLE", "EXTENSIONS", "LIVE", "LOG")
-_OF_DRIVERS = ("DRIVER", "FILES", "FOLDER", "JOB", "REFUSAL", "STOPPED", "TRIAL", "TRIAL_ID")
+_OF_DRIVERS = (
+    "DRIVER",
+    "FILES",
+    "FOLDER",
+    "JOB",
+    "JUDGED",
+    "REFUSAL",
+    "STOPPED",
+    "TRIAL",
+    "TRIAL_ID",
+)
 
 #: Options that name files.
 _PATHS = ("space", "store")
@@ -214,7 +224,8 @@ class Options:
         "Where trials run: in the steps of the training itself, which is started once (live), or "
         "each in a launch of its own before the training (launched). Live trials change exact "
         "knobs only, and not those that Horovod reads at its start. With auto: live if options, "
-        "job and script allow it, else launched, with the reason.",
+        "job and script allow it, else launched, with the reason. Lossy knobs (--autosync-allow) "
+        "are judged in launched trials, and the training is then tuned live under what they find.",
     )
     keep_trial_files: str | None = _option(
         None,

@@ -13,7 +13,7 @@ from hvd_autosync import extensions
 from hvd_autosync.engine.options import Options
 from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job
-from hvd_autosync.search_space import check_restrictions
+from hvd_autosync.search_space import Strategy, check_restrictions
 from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.search_space.restrictions import check_allowed
@@ -60,15 +60,26 @@ def settings_of(options: Options) -> StudySettings:
     )
 
 
-def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
+def tuning_key(
+    job: Job, options: Options, restrictions: dict[str, Any], begins: Strategy | None = None
+) -> str:
     """Return the key of a job with its tunable knobs and its Horovod build.
 
     Trials, minutes, steps, warm-up and seed are not part of it, so a study is reused whatever they
     were.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        restrictions: Their space file.
+        begins: The strategy under which the training begins that is tuned live, with its lossy
+            knobs; ``None``: as the job says.
     """
     build = asdict(horovod_build())
+    begun = [] if begins is None else [{"begins": dict(begins)}]
     text = json.dumps(
-        [job.key, list(options.allow), restrictions, build, *extensions.names()], sort_keys=True
+        [job.key, list(options.allow), restrictions, build, *extensions.names(), *begun],
+        sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

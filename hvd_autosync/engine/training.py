@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +19,7 @@ from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.launch.signals import stop_if_asked
+from hvd_autosync.runtime.driver.environment import worker_environment
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.records import Real, Record
@@ -35,6 +36,7 @@ from hvd_autosync.util.variables import (
     ENDED_NOTE,
     FOLDER_VARIABLE,
     JOB_VARIABLE,
+    JUDGED_VARIABLE,
     LIVE_VARIABLE,
     REFUSAL_VARIABLE,
     STOPPED_VARIABLE,
@@ -139,6 +141,23 @@ class RunOutcome:
 OnFallback = Callable[[int, str], None]
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """Under what a training begins that is tuned live after launched trials.
+
+    Attributes:
+        strategy: The strategy.
+        judged_by: Id of the study of these trials.
+        context: What is known about the training under that strategy.
+        on_fallback: As for :func:`run_training`.
+    """
+
+    strategy: Strategy
+    judged_by: str
+    context: TrainingContext
+    on_fallback: OnFallback
+
+
 def run_training(
     job: Job,
     strategy: Strategy,
@@ -183,9 +202,14 @@ def run_training(
 
 
 def run_live_training(
-    job: Job, variables: Mapping[str, str], *, may_refuse: bool = False, folder: Path | None = None
+    job: Job,
+    variables: Mapping[str, str],
+    *,
+    may_refuse: bool = False,
+    folder: Path | None = None,
+    beginning: Beginning | None = None,
 ) -> RunOutcome:
-    """Run ``job`` as it is, attached to this terminal, tuned in its own steps.
+    """Run ``job``, attached to this terminal, tuned in its own steps.
 
     Args:
         job: The job. With ``may_refuse`` its rank 0 is on this host.
@@ -194,11 +218,13 @@ def run_live_training(
             it goes on untuned.
         folder: Keeps the notes on the training (:mod:`hvd_autosync.util.variables`); ``None``: a
             temporary one.
+        beginning: Under what it begins; ``None``: the job as it is.
 
     Raises:
         AutosyncError: The job cannot be launched.
     """
-    environment = launcher_environment(Strategy()) | dict(variables)
+    strategy = Strategy() if beginning is None else beginning.strategy
+    environment = launcher_environment(strategy) | dict(variables)
     environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: json.dumps(job.to_json())}
     environment[FOLDER_VARIABLE] = str(Path.cwd())
     with contextlib.ExitStack() as stack:
@@ -207,14 +233,21 @@ def run_live_training(
                 temporary = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
                 folder = Path(stack.enter_context(temporary))
             (folder / ENDED_NOTE).unlink(missing_ok=True)  # of a start before
+        if beginning is not None:
+            # Steps of trials are not compared with a known step time.
+            context = replace(beginning.context, expected_step_s=0.0)
+            spec = _spec(strategy, context, "" if folder is None else str(folder), recurring=False)
+            environment |= {JUDGED_VARIABLE: beginning.judged_by, **worker_environment(spec)}
         if folder is None:
-            status, number = _run(job, Strategy(), environment)
+            status, number = _run(job, strategy, environment)
             return RunOutcome(status, stopped=bool(number))
+        if beginning is not None:
+            stack.enter_context(_watch_for_fallback(str(folder), beginning.on_fallback))
         refusal, stopped = folder / REFUSAL_FILE, folder / _STOPPED_FILE
         environment[STOPPED_VARIABLE] = str(stopped)
         if may_refuse:
             environment[REFUSAL_VARIABLE] = str(refusal)
-        status, number = _run(job, Strategy(), environment, on_signal=stopped.touch)
+        status, number = _run(job, strategy, environment, on_signal=stopped.touch)
         reason = refusal.read_text() if refusal.exists() else ""
         may_have_rank_0 = job.hosts if job.elastic else job.hosts[:1]
         begun = (folder / BEGUN_NOTE).exists() or any(
@@ -326,7 +359,14 @@ def _worker_spec(
     strategy: Strategy, context: TrainingContext, folder: str, recurring: bool
 ) -> TrialSpec | None:
     """Return the specification for the workers; ``None`` if they have nothing to do or to watch."""
-    spec = TrialSpec(
+    spec = _spec(strategy, context, folder, recurring=recurring)
+    return spec if beyond_horovod(strategy) or spec.watched or recurring else None
+
+
+def _spec(
+    strategy: Strategy, context: TrainingContext, folder: str, *, recurring: bool
+) -> TrialSpec:
+    return TrialSpec(
         "training",
         strategy,
         warmup_steps=0,
@@ -337,4 +377,3 @@ def _worker_spec(
         driver_folder=folder,
         summarized=recurring,
     )
-    return spec if beyond_horovod(strategy) or spec.watched or recurring else None

@@ -18,7 +18,8 @@ from hvd_autosync.traces import StudyRecord, TraceStore
 def training_context(study: StudyRecord, location: str | TraceStore | None) -> TrainingContext:
     """Return the training context from the finished study of a job and earlier ones of it.
 
-    If the winner was reused from another study, that study's losses are used too.
+    If the winner was reused from another study, or its lossy knobs were judged by one, that study's
+    losses are used too.
 
     Args:
         study: The study with the winner that the training uses.
@@ -26,7 +27,8 @@ def training_context(study: StudyRecord, location: str | TraceStore | None) -> T
     """
     conclusion = Conclusion.of(study)
     expected_s = conclusion.winner_s if conclusion is not None else 0.0
-    keys = {study.job_key, *source_key(conclusion, location)}
+    others = ("" if conclusion is None else conclusion.source, study.settings.get("judged_by", ""))
+    keys = {study.job_key, *(key for each in others for key in source_key(each, location))}
     return TrainingContext(
         parameter_classes(study.task.model) if study.task is not None else {},
         predicted_losses(location, keys, study.winner or Strategy()),
@@ -34,12 +36,12 @@ def training_context(study: StudyRecord, location: str | TraceStore | None) -> T
     )
 
 
-def source_key(conclusion: Conclusion | None, location: str | TraceStore | None) -> tuple[str, ...]:
-    """Return the job key of the study that a winner was reused from, if the store still has it."""
-    if conclusion is None or not conclusion.source:
+def source_key(study_id: str, location: str | TraceStore | None) -> tuple[str, ...]:
+    """Return the job key of a study, if there is one of this id and the store still has it."""
+    if not study_id:
         return ()
     try:
-        return (_store(location).study(conclusion.source).job_key,)
+        return (_store(location).study(study_id).job_key,)
     except StoreError:
         return ()
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from hvd_autosync.engine.cluster import links_of
 from hvd_autosync.engine.compatibility import why_again, why_not_in_place, why_not_resumed
+from hvd_autosync.engine.live_stage import task_and_space_under
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError, StoreError, TraceFormatError
@@ -120,6 +121,7 @@ def tune(
     fixed: Collection[str] = (),
     unwanted: Mapping[str, Collection[Value]] = MappingProxyType({}),
     ends: Callable[[], bool] = lambda: False,
+    judged: StudyRecord | None = None,
 ) -> StudyRecord:
     """Tune ``job`` and return its finished study, which may be a reused one.
 
@@ -136,6 +138,8 @@ def tune(
         fixed: Knobs that the runner cannot change.
         unwanted: Choices of knobs that the runner shall not try.
         ends: Whether to end as by Ctrl-C; asked before each trial.
+        judged: The study under whose winner the training has begun that is tuned live. What
+            determines the trained model stays as it is there.
 
     Raises:
         ConfigurationError: An option or file is invalid, or ``reuse`` is ``only`` and there is
@@ -147,7 +151,7 @@ def tune(
     """
     restrictions = load_restrictions(options.space, options.allow)
     store = TraceStore(options.store)
-    key = tuning_key(job, options, restrictions)
+    key = tuning_key(job, options, restrictions, None if judged is None else judged.winner)
     known = None if options.reuse == "never" else store.find_finished(key)
     excluded = excluded_strategies(store, key)
     again = unfit = ""
@@ -170,7 +174,8 @@ def tune(
             "'only'",
             hint="Tune once with --autosync-reuse auto, or check --autosync-store.",
         )
-    settings = replace(settings_of(options), excluded=excluded)
+    judged_by = "" if judged is None else judged.study_id
+    settings = replace(settings_of(options), excluded=excluded, judged_by=judged_by)
     if known is not None:
         if not unfit:
             # Few trials suffice: by default it learns from related studies, such as the earlier.
@@ -189,7 +194,17 @@ def tune(
             )
         with closing(runner):
             tuning = _Tuning(
-                job, options, restrictions, store, listener, runner, trains, fixed, unwanted, ends
+                job,
+                options,
+                restrictions,
+                store,
+                listener,
+                runner,
+                trains,
+                fixed,
+                unwanted,
+                ends,
+                judged,
             )
             return without_excluded(tuning.run(study), excluded)
     except BaseException as end:
@@ -245,8 +260,9 @@ class _Tuning:
         fixed: Collection[str],
         unwanted: Mapping[str, Collection[Value]],
         ends: Callable[[], bool],
+        judged: StudyRecord | None,
     ) -> None:
-        self._fixed, self._unwanted, self._ends = fixed, unwanted, ends
+        self._fixed, self._unwanted, self._ends, self._judged = fixed, unwanted, ends, judged
         self._trains = trains
         self._store = store
         self._last_heartbeat = 0.0
@@ -260,7 +276,7 @@ class _Tuning:
 
     def run(self, study: AskTellStudy) -> StudyRecord:
         default = default_result(study.history)
-        if study.record.space is None:
+        if study.record.space is None and self._judged is None:
 
             def report(progress: TrialProgress) -> None:
                 self._beat(study)
@@ -365,7 +381,9 @@ class _Tuning:
                 self._listener.on_forecast(study, expected)
 
     def describe(self, result: TrialResult) -> tuple[Task, SearchSpace]:
-        """Task and space, from the result of the default trial."""
+        """Task and space, from the result of the default trial, or from the study before it."""
+        if self._judged is not None:
+            return task_and_space_under(self._judged, self._fixed, self._unwanted)
         device = result.device or "cpu"
         build = horovod_build()
         resources = Resources(self._job.hosts, device, build, self._links, result.cores)

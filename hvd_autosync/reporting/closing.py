@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from hvd_autosync.reporting.words import answer_text, first_line
+from hvd_autosync.reporting.words import answer_text, first_line, judged_by
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
@@ -34,6 +34,8 @@ def ended_line(study: AskTellStudy, earlier: StudyRecord | None = None) -> str:
     """
     strategy = study.proven
     what = "no strategy is confirmed yet, so the training runs unchanged"
+    if judged := judged_by(study.record):
+        what = f"no strategy is confirmed yet, so the training keeps the winner of study {judged}"
     if earlier is not None:
         what = f"the training keeps the result of study {earlier.study_id}"
     if strategy is not None:
@@ -51,4 +53,4 @@ def answer_line(study: StudyRecord) -> str:
     conclusion = Conclusion.of(study)
     if conclusion is None or study.space is None:
         return f"study {study.study_id} has no comparison with the default"
-    return answer_text(conclusion, study.space)
+    return answer_text(conclusion, study.space, judged_by(study))

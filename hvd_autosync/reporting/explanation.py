@@ -27,6 +27,7 @@ from hvd_autosync.reporting.words import (
     default_text,
     evidence_text,
     gain_text,
+    judged_by,
     seconds_text,
     speedup_text,
 )
@@ -145,18 +146,21 @@ def _concluded(
     assert study.space is not None
     best = conclusion.best
     if best is not None:
-        yield Text(gain_text(best, study.space), style="bold green")
+        yield Text(gain_text(best, study.space, judged_by(study)), style="bold green")
         yield Text(printable(study.space.describe(conclusion.winner)), style="bold green")
         default_s, winner_s = step_times(study.space, trials, conclusion)
         yield f"{seconds_text(default_s)} per step became {seconds_text(winner_s)}."
     else:
-        yield Text(f"No gain found: use {default_text(study.space)}.", style="bold")
+        kept = default_text(study.space, judged_by(study))
+        yield Text(f"No gain found: use {kept}.", style="bold")
         for closest in conclusion.comparisons[:1]:
             name = study.space.describe(closest.strategy)
             evidence = f"{speedup_text(closest.speedup)} ({evidence_text(closest)})"
             yield f"The best candidate was {name}: {evidence}."
     if not study.space.holds_job:
         yield _restricted(study, study.space, trials)
+    if judged := judged_by(study):
+        yield _held(study.space, judged)
     why = f"Reason: {conclusion.reason}. " if conclusion.reason else ""  # shared traces have none
     yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
@@ -183,6 +187,20 @@ def _restricted(study: StudyRecord, space: SearchSpace, trials: list[TrialRecord
     return f"Your restricted default is the job{values}. The unchanged job: {job_s} per step."
 
 
+def _held(space: SearchSpace, judged: str) -> str:
+    """Return with what a training began that was then tuned live."""
+    usual = {knob.name: knob.default for knob in every_knob()}
+    begun = [
+        f"{name}={space[name].format(value)}"
+        for name, value in space.default.items()
+        if name in usual and value != usual[name]
+    ]
+    return (
+        f"The training began under the winner of study {judged}, whose trials were launched: "
+        f"{', '.join(begun) or 'the job unchanged'}. Its lossy knobs stayed as they were judged."
+    )
+
+
 def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Section]:
     if study.winner is None:
         return
@@ -198,7 +216,9 @@ def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Secti
 def _is_job(study: StudyRecord, strategy: Strategy) -> bool:
     """Return whether ``strategy`` is the unchanged job."""
     space = study.space
-    return space is not None and space.holds_job and space.complete(strategy) == space.default
+    if space is None or not space.holds_job or judged_by(study):
+        return False
+    return space.complete(strategy) == space.default
 
 
 def _recipe_lines(found: Recipe, take: str) -> Iterator[RenderableType]:

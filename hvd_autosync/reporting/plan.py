@@ -65,7 +65,7 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
         yield from _possible(job, options, restrictions, fixed)
     yield from (
         "",
-        _plan_text(options, known, where or ""),
+        _plan_text(options, known, where or "") + _live_stage(job, options, known),
         f"The trace is stored in {store.name}.",
     )
 
@@ -80,6 +80,27 @@ def _where(job: Job, options: Options) -> str | None:
     if options.mode == "auto" and why_launched(job, options) is None:
         return f" {steps}, unless its ranks find that impossible: then they are launched before it."
     return None
+
+
+def _live_stage(job: Job, options: Options, known: StudyRecord | None) -> str:
+    """Return the sentence on the live stage of the training; empty without one.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        known: An earlier study of the job.
+    """
+    from hvd_autosync.engine.live_stage import has_live_stage, live_study, why_kept
+
+    if not has_live_stage(job, options):
+        return ""
+    then = "The exact knobs are then tuned in the steps of the training, which begins under it."
+    if known is None or options.reuse == "never":
+        return f" {then}"
+    tuned = live_study(job, options, known)
+    if tuned is not None:
+        return f" Its training was tuned in its own steps, too, by study {tuned.study_id}."
+    return "" if why_kept(known) or options.reuse == "only" else f" {then}"
 
 
 def _possible(

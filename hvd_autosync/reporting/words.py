@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hvd_autosync.search_space import SearchSpace, StepTime
     from hvd_autosync.study.forecast import Forecast
     from hvd_autosync.study.values import Conclusion, StudySettings
+    from hvd_autosync.traces import StudyRecord
 
 LEVEL = f"{CONFIDENCE * 100:.0f} %"
 #: Half-width of a two-sided interval of that level, in standard errors.
@@ -93,24 +94,36 @@ def evidence_text(comparison: Comparison) -> str:
     return f"{LEVEL} interval {interval_text(comparison.low, comparison.high)}, {rounds}"
 
 
-def default_text(space: SearchSpace) -> str:
-    """Return what strategies are compared with: restrictions may have moved the default."""
+def default_text(space: SearchSpace, judged_by: str = "") -> str:
+    """Return what strategies are compared with.
+
+    Args:
+        space: The space; restrictions may have moved the default.
+        judged_by: As of :class:`hvd_autosync.study.values.StudySettings`.
+    """
+    if judged_by:
+        return f"the winner of study {judged_by}"
     return "the default" if space.holds_job else "your restricted default"
 
 
-def gain_text(comparison: Comparison, space: SearchSpace) -> str:
-    """Return the speed-up of a proven strategy over the default."""
+def gain_text(comparison: Comparison, space: SearchSpace, judged_by: str = "") -> str:
+    """Return the speed-up of a proven strategy over the default; arguments as before."""
     speedup = speedup_text(comparison.speedup)
-    return f"{speedup} faster than {default_text(space)} ({evidence_text(comparison)})"
+    return f"{speedup} faster than {default_text(space, judged_by)} ({evidence_text(comparison)})"
 
 
-def answer_text(conclusion: Conclusion, space: SearchSpace) -> str:
-    """Return the result of a study in one line."""
+def answer_text(conclusion: Conclusion, space: SearchSpace, judged_by: str = "") -> str:
+    """Return the result of a study in one line; arguments as of :func:`default_text`."""
     best = conclusion.best
     if best is None:
         why = f": {conclusion.reason}" if conclusion.reason else ""  # shared traces have none
-        return f"no gain found, {default_text(space)} is kept{why}"
-    return f"{gain_text(best, space)}: {space.describe(conclusion.winner)}"
+        return f"no gain found, {default_text(space, judged_by)} is kept{why}"
+    return f"{gain_text(best, space, judged_by)}: {space.describe(conclusion.winner)}"
+
+
+def judged_by(study: StudyRecord) -> str:
+    """Return the id of the study under whose winner a study's training began; empty: none."""
+    return str(study.settings.get("judged_by", ""))
 
 
 def steps_text(settings: StudySettings, *, live: bool) -> str:

@@ -10,9 +10,12 @@ if TYPE_CHECKING:
     from hvd_autosync.runtime.measure.losses import Losses
     from hvd_autosync.runtime.trial.run_summary import RunSummary
     from hvd_autosync.runtime.trial.trial_run import TrialRun
+    from hvd_autosync.search_space.strategy import Strategy
     from hvd_autosync.search_space.sync_plan import SyncPlan
     from hvd_autosync.search_space.trial import LossPrediction
 
+#: The strategy under which this process was launched; ``None``: as the script says.
+strategy: Strategy | None = None
 #: How ranks synchronize; ``None``: as by Horovod's own optimizer.
 sync_plan: SyncPlan | None = None
 

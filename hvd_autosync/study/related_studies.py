@@ -24,11 +24,16 @@ _MOST_OF_ONE_TASK = 2
 _MOST_OBSERVATIONS = 60
 
 
-def related_studies(store: TraceStore, task: Task) -> list[tuple[str, float]]:
+def related_studies(store: TraceStore, task: Task, first: str = "") -> list[tuple[str, float]]:
     """Return ids and similarities of the most similar finished studies, most similar first.
 
     Of several studies of one task in one space only the one with most measurements is used, and at
     most two of one task in different spaces.
+
+    Args:
+        store: The store.
+        task: The task.
+        first: Id of a study that is among them if it is related at all.
 
     Raises:
         StoreError: The store cannot be read.
@@ -40,10 +45,11 @@ def related_studies(store: TraceStore, task: Task) -> list[tuple[str, float]]:
             ArithmeticError, ValueError
         ):  # impossible numbers in an imported trace
             alike = similarity(known, task)
-            if alike >= LEAST_SIMILAR and used[known.fingerprint] < _MOST_OF_ONE_TASK:
+            few = study_id == first or used[known.fingerprint] < _MOST_OF_ONE_TASK
+            if alike >= LEAST_SIMILAR and few:
                 used[known.fingerprint] += 1
                 related.append((study_id, round(alike, 3)))
-    return sorted(related, key=lambda each: -each[1])[:MOST_RELATED]
+    return sorted(related, key=lambda each: (each[0] != first, -each[1]))[:MOST_RELATED]
 
 
 def named_sources(trials: Iterable[TrialRecord]) -> list[str]:

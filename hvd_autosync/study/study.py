@@ -405,6 +405,6 @@ def problem_of(store: TraceStore, study: StudyRecord, trials: Sequence[TrialReco
     related = written[0] if written else None
     running = study.status is StudyStatus.RUNNING
     if related is None and running and settings.transfer and study.task is not None:
-        related = related_studies(store, study.task)
+        related = related_studies(store, study.task, settings.judged_by)
     sources = load_sources(store, related or ())
     return Problem(study.space, study.task, sources)

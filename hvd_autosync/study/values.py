@@ -48,6 +48,8 @@ class StudySettings(Record):
         adaptive_steps: Whether trials have fewer steps if steps are long.
         excluded: The strategies that the loss guard ended in trainings of the job; none can win.
         mode: Where trials run: ``"launched"`` or ``"live"``, in the steps of the training.
+        judged_by: Id of the study of launched trials under whose winner the training began, which
+            is the default of this one; empty: it began as the job says.
 
     Raises:
         ConfigurationError: The loss tolerance is not above 0.
@@ -69,6 +71,7 @@ class StudySettings(Record):
     adaptive_steps: bool = False
     excluded: tuple[Strategy, ...] = field(default=(), metadata=LEFT_OUT)
     mode: str = field(default="launched", metadata=LEFT_OUT)
+    judged_by: str = field(default="", metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         super().__post_init__()

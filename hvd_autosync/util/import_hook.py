@@ -17,6 +17,8 @@ def when_imported(
 ) -> None:
     """Call ``action`` with the module ``name`` after its import; at once if it is imported.
 
+    Several actions for a module are called in the order in which they were given.
+
     Args:
         name: The module's full name.
         action: Called with the module.
@@ -39,19 +41,23 @@ class _Finder(MetaPathFinder):
         self._name = name
         self._action = action
         self._run_as_main = run_as_main
+        #: Whether it asks the others, among which another one for the same module asks this.
+        self._asking = False
 
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._asking:
             return None
-        for finder in sys.meta_path:
-            if finder is self:
-                continue
-            spec = finder.find_spec(fullname, path, target)  # type: ignore[arg-type]
-            if spec is not None and spec.loader is not None:
-                spec.loader = _ActingLoader(spec.loader, self._action, self._run_as_main)
-                return spec
+        self._asking = True
+        try:
+            for finder in sys.meta_path:
+                spec = finder.find_spec(fullname, path, target)  # type: ignore[arg-type]
+                if spec is not None and spec.loader is not None:
+                    spec.loader = _ActingLoader(spec.loader, self._action, self._run_as_main)
+                    return spec
+        finally:
+            self._asking = False
         return None
 
 

@@ -17,6 +17,8 @@ FOLDER_VARIABLE = "HVD_AUTOSYNC_FOLDER"
 #: File in which rank 0 of such a training writes why it cannot be tuned so. The ranks then end, and
 #: the flag goes on with launched trials.
 REFUSAL_VARIABLE = "HVD_AUTOSYNC_REFUSAL"
+#: Id of the study of launched trials under whose winner such a training begins.
+JUDGED_VARIABLE = "HVD_AUTOSYNC_JUDGED"
 #: File that the flag creates when it is told to stop such a training, as by Ctrl-C.
 STOPPED_VARIABLE = "HVD_AUTOSYNC_STOPPED"
 #: Files that rank 0 creates beside that one: it has begun to be tuned; its script has ended by

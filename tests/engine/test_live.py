@@ -18,6 +18,7 @@ import pytest
 from hvd_autosync.engine import live
 from hvd_autosync.engine.live import Cost, LiveStudy, failed_choices, failed_trial
 from hvd_autosync.engine.live_job import live_job, live_options
+from hvd_autosync.engine.live_stage import live_study
 from hvd_autosync.engine.mode import is_tuned
 from hvd_autosync.engine.options import Options, options_environment, resolve_options
 from hvd_autosync.engine.replay import verify
@@ -25,7 +26,7 @@ from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, Training, TrainingEnded, TrainingLost
-from hvd_autosync.reporting import ended_line
+from hvd_autosync.reporting import answer_line, ended_line
 from hvd_autosync.reporting.live import cost_line
 from hvd_autosync.reporting.words import span_text
 from hvd_autosync.search_space import (
@@ -48,6 +49,9 @@ from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.util.variables import JOB_VARIABLE
 
 JOB = Job(("-np", "2"), ("python", "train.py"), (Host("a", 1), Host("b", 1)))
+#: Makes a finished study of launched trials, whose winner has these values.
+Judge = Callable[[dict[str, Value]], StudyRecord]
+CODED: dict[str, Value] = {"large_codec": "fp16", "cycle_time_ms": 2.0}
 MODEL = ModelProfile(
     tuple(
         ParameterProfile(f"{i}.weight", (512, 512), "float32", ready_order=i, ready_s=0.01 * i)
@@ -460,3 +464,74 @@ def test_options_reach_the_helper_as_variables(
     monkeypatch.setenv("HVD_AUTOSYNC_ALLOW", "codec")
     with pytest.raises(ConfigurationError, match="cannot be tuned live"):
         live_options()
+
+
+def test_a_live_stage_keeps_the_codec_and_is_compared_with_its_beginning(
+    tmp_path: Path, judged: Judge
+) -> None:
+    chosen, record = options(tmp_path, allow=("codec",)), judged(CODED)
+    assert live_study(JOB, chosen, record) is None
+    simulated = SimulatedTraining()
+    study, switches = study_of(simulated, chosen, judged=record)
+    with pytest.raises(TrainingEnded):
+        study.run()
+    ((found, _),) = switches
+    assert found.settings["judged_by"] == record.study_id
+    assert found.winner is not None and found.space is not None and record.winner is not None
+    assert found.winner["buckets"]
+    assert all(found.winner[name] == value for name, value in CODED.items())
+    trials = [m["spec"]["strategy"] for m in simulated.received if m["type"] == "trial"]
+    assert trials[0] == {}, "the training as it has begun"
+    assert all(each["large_codec"] == "fp16" for each in trials[1:])
+    answer = answer_line(found)
+    assert f"faster than the winner of study {record.study_id}" in answer
+    assert "buckets=" in answer and "codec" not in answer
+    store = TraceStore(chosen.store)
+    assert found.job_key not in (record.job_key, tuning_key(JOB, replace(chosen, allow=()), {}))
+    checks = list(verify(store, found, store.trials(found.study_id)))
+    assert all(check.same for check in checks), checks
+    known = live_study(JOB, chosen, record)
+    assert known is not None and known.study_id == found.study_id
+    assert live_study(JOB, replace(chosen, reuse="never"), record) is None
+    other = judged({"large_codec": "bf16"})
+    assert live_study(JOB, chosen, other) is None, "its held knobs identify it"
+
+
+def test_an_interrupted_live_stage_is_resumed(tmp_path: Path, judged: Judge) -> None:
+    chosen, record = options(tmp_path, allow=("codec",)), judged(CODED)
+    study, _ = study_of(SimulatedTraining(dies_in=1), chosen, judged=record)
+    with pytest.raises(TrainingLost):
+        study.run()
+    store = TraceStore(chosen.store)
+    (begun,) = (s for s in store.studies() if s.study_id != record.study_id)
+    store.let_go(begun.study_id)
+    study, switches = study_of(SimulatedTraining(), chosen, judged=record)
+    with pytest.raises(TrainingEnded):
+        study.run()
+    assert [found.study_id for found, _ in switches] == [begun.study_id]
+
+
+def test_a_held_codec_is_not_what_has_failed(tmp_path: Path, judged: Judge) -> None:
+    chosen, record = options(tmp_path, allow=("codec",)), judged(CODED)
+    study, _ = study_of(SimulatedTraining(dies_in=2), chosen, judged=record)
+    with pytest.raises(TrainingLost):
+        study.run()
+    store = TraceStore(chosen.store)
+    assert "large_codec" not in failed_choices(store)
+    (begun,) = (s for s in store.studies() if s.study_id != record.study_id)
+    lost = store.trials(begun.study_id)[1].result
+    assert lost is not None and lost.reason.endswith(LOST_IN_TRIAL)
+
+
+def test_the_default_of_a_live_stage_is_as_the_training_has_begun(
+    tmp_path: Path, judged: Judge
+) -> None:
+    """If the training fails under it, that is no failure of a strategy."""
+    chosen, record = options(tmp_path, allow=("codec",)), judged(CODED)
+    study, _ = study_of(SimulatedTraining(dies_in=1), chosen, judged=record)
+    with pytest.raises(TrainingLost):
+        study.run()
+    store = TraceStore(chosen.store)
+    (begun,) = (s for s in store.studies() if s.study_id != record.study_id)
+    (first,) = store.trials(begun.study_id)
+    assert first.result is None

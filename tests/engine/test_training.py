@@ -16,13 +16,16 @@ import pytest
 
 from hvd_autosync.engine import training
 from hvd_autosync.engine.training import (
+    Beginning,
     RunReport,
+    TrainingContext,
     _watch_for_fallback,
     run_live_training,
     run_training,
 )
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.sweep import processes_of
+from hvd_autosync.runtime.driver.environment import spec_from_environment
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.search_space import Host, Strategy
 from hvd_autosync.search_space.trial import ENDED_FILE, FALLBACK_FILE, OUTCOME_FILE
@@ -30,6 +33,7 @@ from hvd_autosync.util.variables import (
     BEGUN_NOTE,
     ENDED_NOTE,
     FOLDER_VARIABLE,
+    JUDGED_VARIABLE,
     STOPPED_VARIABLE,
     with_variables,
 )
@@ -167,6 +171,31 @@ def test_what_a_training_notes_that_is_tuned_in_its_own_steps(
     job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),), "gloo")
     ended = run_live_training(job, {})
     assert (ended.status, ended.begun) == expected
+
+
+def test_a_training_that_is_tuned_live_may_begin_under_a_strategy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its ranks are told it and its losses, and no step time; its guard is listened to."""
+    fallbacks: list[tuple[int, str]] = []
+
+    def run(
+        job: Job, strategy: Strategy, environment: dict[str, str], **_: object
+    ) -> tuple[int, int]:
+        spec = spec_from_environment(environment)
+        assert spec is not None and spec.strategy == strategy and spec.classes
+        assert not spec.watched and not spec.measured_steps
+        assert environment[JUDGED_VARIABLE] == "5" and environment["HOROVOD_CACHE_CAPACITY"] == "0"
+        Path(spec.driver_folder, FALLBACK_FILE).write_text('{"step": 96, "reason": "it rises"}')
+        return 0, 0
+
+    monkeypatch.setattr(training, "_run", run)
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),), "gloo")
+    strategy = Strategy({"large_codec": "fp16", "cache_capacity": 0})
+    context = TrainingContext({"large": ("weight",)}, expected_step_s=0.1)
+    beginning = Beginning(strategy, "5", context, lambda *said: fallbacks.append(said))
+    assert run_live_training(job, {}, beginning=beginning).status == 0
+    assert fallbacks == [(96, "it rises")]
 
 
 def test_a_fallback_is_reported_while_the_training_runs(tmp_path: Path) -> None:

@@ -98,3 +98,27 @@ def test_a_job_that_was_tuned_has_its_exact_space(store: Any, author: Any) -> No
     assert "0 to 20" in text  # as many groups as this model has tensors
     assert "reuse the winner of study" in " ".join(text.split())
     assert "then run the job" in " ".join(printed(JOB, store, reuse="never").split())
+
+
+def test_after_launched_trials_of_lossy_knobs_exact_ones_are_tuned_live(
+    store: Any, author: Any
+) -> None:
+    from hvd_autosync.engine.study_options import tuning_key
+
+    here, staged = Job(JOB.options, JOB.command, (Host("localhost", 2),)), "begins under it"
+    assert staged in " ".join(printed(here, store, allow=("codec",)).split())
+    assert staged not in " ".join(printed(here, store).split())
+    assert staged not in " ".join(printed(here, store, allow=("codec",), mode="launched").split())
+    options = Options(store=store.name, allow=("codec",))
+    winner = author.space.default
+    ids = []
+    for begins in (None, winner):
+        key = tuning_key(here, options, {}, begins)
+        study = store.create_study(job_key=key, command=(), settings={}, versions={})
+        store.describe_task(study.study_id, author.task, author.space)
+        store.finish(study.study_id, StudyStatus.FINISHED, {}, winner)
+        ids.append(study.study_id)
+        text = " ".join(printed(here, store, allow=("codec",)).split())
+        assert f"reuse the winner of study {ids[0]}" in text
+        assert (staged in text) is (begins is None)
+    assert f"by study {ids[1]}" in text

@@ -32,6 +32,7 @@ parser.add_argument(
     choices=["raise", "catch", "own", "kill", "stop", "wait"],
     help="once, in a live trial; own: the other rank sees it in an operation of the script",
 )
+parser.add_argument("--diverges", action="store_true", help="once, in a live trial")
 parser.add_argument("--beside", choices=["torch", "mpi4py"], help="what it also sends with")
 arguments = parser.parse_args()
 if arguments.beside == "mpi4py":
@@ -75,6 +76,16 @@ def fail_in_a_trial():
     os.kill(os.getpid(), signal.SIGKILL if arguments.fails == "kill" else signal.SIGSTOP)
 
 
+def diverges_now():
+    """Whether a live trial with its own strategy goes on; on all ranks in the same steps."""
+    from hvd_autosync.runtime import current
+
+    live = current.live
+    own = live and live._steps > 200 and live._trial and live._trial.spec.strategy
+    diverges_now.yet |= bool(own)  # the guard has taken snapshots
+    return diverges_now.yet and not optimizer._sync.exact
+
+
 def send_beside(step):
     own = step * (hvd.rank() + 1)
     if arguments.beside == "torch":
@@ -90,7 +101,8 @@ def train_step(step):
     time.sleep(arguments.sleep)
     optimizer.zero_grad()
     output = model(torch.randn(16, 64, generator=generator))
-    output.pow(2).mean().backward()
+    loss = output.pow(2).mean()
+    (loss * float("nan") if arguments.diverges and diverges_now() else loss).backward()
     optimizer.step()
     if arguments.two:
         second.zero_grad()
@@ -125,6 +137,7 @@ def last_step():
 
 
 last_step.more = arguments.more
+diverges_now.yet = False
 step_of = train_or_end if arguments.fails in ("catch", "own") else train_step
 for step in itertools.count():
     if arguments.uneven:

@@ -36,7 +36,7 @@ def install(spec: TrialSpec) -> None:
     if os.environ.get(LOG_VARIABLE):
         _start_log()
     current.began_at = time.monotonic()
-    current.trial = spec.measured_steps > 0
+    current.trial, current.strategy = spec.measured_steps > 0, spec.strategy
     needed = current.trial or spec.watched or spec.summarized
     if not needed and not beyond_horovod(spec.strategy):
         return

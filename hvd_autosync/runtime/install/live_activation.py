@@ -53,13 +53,14 @@ def activate_live(folder: str) -> None:
         return
     extensions.load()
     record_initialization()
-    current.sync_plan = SyncPlan()
+    current.sync_plan = current.sync_plan or SyncPlan()
     replace_optimizer()
     current.live = live = LiveTuning(helper, refusal)
     if elastic:
         from hvd_autosync.runtime.live.elastic import ElasticTuning  # few jobs need it
 
         ElasticTuning(live, lambda: _start_helper(folder)).watch()
+    current.losses = live.losses  # a loss guard watches them
     os.register_at_fork(after_in_child=current.forget_run)
     watch_backward(live.losses, lambda: live.profiling.profiler)
     watch_evaluation(live.unlike_others)

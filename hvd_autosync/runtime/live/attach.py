@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvd_autosync.errors import ConfigurationError, SpaceError
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
 from hvd_autosync.runtime.collectives.operations import all_ranks, size
 from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, reinitialize
@@ -24,15 +25,20 @@ _COPIES = 2
 
 
 class Attacher:
-    """Attaches strategies; the job's own values of Horovod's variables are those at its creation.
+    """Attaches strategies; the empty one is that under which the training has begun.
+
+    The job's own values of Horovod's variables are those at its creation, except that the job sets
+    none that the training's strategy has set.
 
     Attributes:
         variables: Horovod's variables that strategies change, as they are set now.
     """
 
     def __init__(self) -> None:
-        self._own = {name: os.environ.get(name) for name in live_variables()}
-        self.variables = dict(self._own)
+        self._begun = current.strategy or Strategy(), current.sync_plan or SyncPlan()
+        self.variables = {name: os.environ.get(name) for name in live_variables()}
+        unset = dict.fromkeys(dict(horovod_settings(self._begun[0]).environment))
+        self._own = {name: unset.get(name, value) for name, value in self.variables.items()}
 
     def reinitializes(self) -> bool:
         """Return whether strategies may change Horovod's variables here; a collective.
@@ -59,7 +65,7 @@ class Attacher:
 
         Args:
             optimizers: Strategy optimizers, in the order of their creation.
-            strategy: An exact strategy.
+            strategy: A strategy with the lossy knobs with which the training has begun.
             classes: Which parameters are in which class of its plan.
 
         Raises:
@@ -70,6 +76,8 @@ class Attacher:
             NotOnAllError: Some rank cannot do its part, such as serve its part of the states.
         """
         plan = sync_plan(strategy, classes) or SyncPlan()
+        if not strategy:
+            strategy, plan = self._begun
         if plan.exchange != ExchangePlan():
             _check_memory(optimizers)
         settings = dict(horovod_settings(strategy).environment)
@@ -170,6 +178,9 @@ def not_switchable(optimizers: Sequence[Any]) -> str:
             "the script passes strategy= to DistributedOptimizer, and a live trial would replace "
             "that strategy"
         )
+    lossy = current.sync_plan is not None and current.sync_plan.lossy
+    if lossy and any(getattr(vars(each).get("_sync"), "exact", False) for each in optimizers):
+        return "the loss guard had ended its lossy strategy before its checkpoint was saved"
     if not switchable(optimizers):
         return "the arguments of the script's DistributedOptimizer say how gradients are exchanged"
     return ""

@@ -271,9 +271,8 @@ class LiveTuning(JoinHook):
         return round(min(max(_ASK_EVERY_S / max(self._clock.step_s, 1e-9), 1), _MOST_STEPS))
 
     def _ready(self) -> bool:
-        if threading.get_ident() != self._thread:
-            return False
-        return not any(has_begun(each) for each in switchable(self.living()))
+        trains = threading.get_ident() == self._thread
+        return trains and not any(has_begun(each) for each in switchable(self.living()))
 
     def _begin(self) -> None:
         """Tell the helper about the job, once all ranks are there."""
@@ -389,6 +388,10 @@ class LiveTuning(JoinHook):
         if expected_step_s > 0:
             current.watch = DriftWatch(expected_step_s, "", on_drift=self._drifted)
 
+    def stop(self, reason: str) -> None:
+        """End the tuning at the next boundary; on all ranks in the same step."""
+        self._postponed, self._boundary_at = {"type": "stop", "reason": reason}, self._steps + 1
+
     def _drifted(self, text: str) -> None:
         """Steps have become slower for good, as rank 0 has seen."""
         self._send(lambda: {"type": "drift", "text": text})
@@ -427,10 +430,9 @@ class LiveTuning(JoinHook):
         self._close({"type": "refused", "reason": reason})
 
     def ranks_change(self) -> bool:
-        """Let the study be, because Horovod of an elastic job begins again with other ranks.
+        """Let the study be, as an elastic job begins again; returns whether a trial had failed.
 
-        Returns:
-            Whether an operation has failed in the trial of another strategy than Horovod's own.
+        Trials under Horovod's own exchange do not count.
         """
         self._close({"type": "reset"})
         return self.failed and self._trial is not None and self._strategy != Strategy()

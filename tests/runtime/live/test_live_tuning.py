@@ -334,6 +334,26 @@ def test_a_helper_that_is_lost_after_the_study_leaves_the_winner(attached: Attac
     assert [strategy for _, strategy in attached.by_rank[0]] == [FAST]
 
 
+def test_where_the_loss_guard_ends_the_codec_tuning_ends_under_the_best(
+    attached: Attached, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a trial, on all ranks in the same step."""
+
+    def fall_back(tuning: LiveTuning, _: Optimizer, number: int) -> None:
+        if number == 20:
+            assert tuning._trial is not None
+            tuning.stop("the loss guard has ended its lossy strategy")
+
+    tried = trial(FAST, measured=100) | {"best": named(BEST)}
+    helper = Helper(tried, trial(ODD))
+    train(attached, helper, lambda _: [200], before_step=fall_back)
+    assert [strategy for _, strategy in attached.by_rank[0]] == [FAST, BEST]
+    assert attached.by_rank[0] == attached.by_rank[1]
+    assert not helper.results() and helper.closed
+    (line,) = (each for each in capsys.readouterr().err.splitlines() if "live tuning" in each)
+    assert "has ended its lossy strategy; the best strategy that is known stays" in line
+
+
 def test_ranks_that_left_out_other_steps_end_a_trial_together(attached: Attached) -> None:
     """One of them has too few typical ones; all go on then."""
 

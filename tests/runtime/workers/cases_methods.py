@@ -11,6 +11,7 @@ import gc
 import io
 import itertools
 import threading
+import unittest.mock
 import weakref
 
 import horovod.torch as hvd
@@ -543,6 +544,40 @@ def case_a_guard_begins_with_a_lossy_plan():
             watched, current.watch = current.watch, None
             assert watched is None
         assert ("loss guard" in said.getvalue()) == (hvd.rank() == 0)
+
+
+def case_a_guard_goes_on_through_exact_switches_and_ends_live_tuning():
+    coded = ClassPlan(codec="int8")
+    plans = [
+        SyncPlan(ExchangePlan(count, "ordered", "arrival", *[coded] * 3), CLASSES)
+        for count in (1, 3)
+    ]
+    live = current.live
+    with real_training() as said:
+        model = mlp()
+        with synchronized_by(plans[0]):
+            optimizer = wrap(OURS, model)
+        current.live = unittest.mock.Mock()
+        try:
+            guard = guard_of(optimizer)
+            assert guard is not None
+            for place in range(6):
+                train_guarded(model, optimizer, 40, first=40 * place)
+                switch(optimizer, plans[place % 2])
+                assert guard_of(optimizer) is guard and guard.step == 40 * (place + 1)
+                assert not current.live.stop.called
+            train_guarded(
+                model, optimizer, 120, lambda number: float("nan") if number == 245 else 1.0, 240
+            )
+            assert guard_of(optimizer) is None and phase_of(optimizer) is Phase.EXACT
+            (said_why,) = current.live.stop.call_args.args
+            assert "loss guard" in said_why
+            switch(optimizer, plans[0])
+            assert all(bucket.codec is None for bucket in exchange_of(optimizer).dispatcher.buckets)
+            assert together(model)
+        finally:
+            current.live, current.watch = live, None
+    assert ("loss guard" in said.getvalue()) == (hvd.rank() == 0)
 
 
 def case_no_lossy_method_follows_a_fallback():

@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 import hvd_autosync
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.extensions import add_knob
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives import reinitialize as module
 from hvd_autosync.runtime.collectives.addresses import own_address
 from hvd_autosync.runtime.collectives.levels import two_levels
@@ -52,6 +53,7 @@ from hvd_autosync.search_space.knob_spec import KnobSpec, Variable
 from hvd_autosync.search_space.knobs import categorical_knob
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.search_space.trial import LOSS_WINDOW
 
@@ -475,6 +477,34 @@ def case_ranks_with_values_of_their_own():
         assert not attacher.reinitializes()
     assert (CACHE in said.getvalue()) == (hvd.rank() == 0)
     assert Attacher().reinitializes()
+
+
+def case_a_training_that_has_begun_under_a_strategy():
+    """The empty strategy is that; a default of Horovod's is the default, and not its value."""
+    model = Model()
+    coded = ClassPlan(codec="bf16")
+    begun = Strategy({"cache_capacity": 0, "rest_codec": "bf16", "large_codec": "bf16"})
+    exchange = ExchangePlan(rest=coded, large=coded)
+    with having(**{CACHE: "0"}), real_training(), plan(exchange):
+        optimizer = OURS(OPTIMIZERS["momentum"](groups_of(model)), model.named_parameters())
+        current.strategy = begun
+        try:
+            attacher = Attacher()
+        finally:
+            current.strategy = None
+        assert attacher.variables[CACHE] == "0"
+        for strategy, value in (
+            (begun.replacing(cache_capacity=1024), None),
+            (begun.replacing(cache_capacity=4096), "4096"),
+            (Strategy(), "0"),
+        ):
+            attacher.attach([optimizer], strategy, {})
+            assert attacher.variables[CACHE] == value
+            assert optimizer._sync.plan.exchange == exchange
+            optimizer.zero_grad()
+            loss_of(model, 1).backward()
+            optimizer.step()
+    again({CACHE: None})
 
 
 def case_under_a_loss_guard():

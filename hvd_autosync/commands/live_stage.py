@@ -1,0 +1,64 @@
+"""The training after trials that have judged lossy knobs; its exact knobs are tuned live."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hvd_autosync.commands.live_train import train_live
+from hvd_autosync.commands.tune_and_train import KeptFallbacks, train_fixed
+from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.training import Beginning
+from hvd_autosync.launch.job import Job
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.util.printable import printable
+
+if TYPE_CHECKING:
+    from hvd_autosync.traces import StudyRecord
+
+
+def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
+    """Run the training under the winner of launched trials, and tune it live; return its status.
+
+    A training that was tuned so before starts under the result of that.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        record: The finished study of the launched trials.
+        answer: Its result, which is printed again after a training that keeps it.
+
+    Raises:
+        AutosyncError: As of :func:`train_live`.
+    """
+    from hvd_autosync.engine.live_stage import live_study, why_kept
+    from hvd_autosync.engine.training_context import training_context
+    from hvd_autosync.reporting import closing_lines
+
+    if why := why_kept(record):
+        _say(f"the training keeps this strategy and is not tuned in its own steps: {why}")
+        return train_fixed(job, options, record, answer)
+    known = live_study(job, options, record)
+    if known is not None:
+        answer, trace = closing_lines(known, options.store)
+        _say(f"its training was tuned in its own steps before (study {known.study_id}): {answer}")
+        status = train_fixed(job, options, known, answer)
+        _say(trace)
+        return status
+    if options.reuse == "only":
+        return train_fixed(job, options, record, answer)
+    fallbacks = KeptFallbacks(record, options)
+    beginning = Beginning(
+        record.winner or Strategy(),
+        record.study_id,
+        training_context(record, options.store),
+        fallbacks.keep,
+    )
+    ended = train_live(job, replace(options, mode="live"), beginning=beginning)
+    fallbacks.tell(job)
+    return ended.status
+
+
+def _say(line: str) -> None:
+    print(f"hvd-autosync: {printable(line)}", file=sys.stderr, flush=True)
