@@ -292,19 +292,18 @@ def test_candidates_are_judged_as_botorch_judges_them(mixed_space: SearchSpace, 
     tried = np.stack([mixed_space.encode(each.strategy) for each in seen[:8]])
     pending = sobol_points(mixed_space, 2, seed=5)
     candidates = sobol_points(mixed_space, 30, seed=6)
-    with torch.no_grad():
-        with isolated(0):
-            inputs = surrogate.inputs(candidates)
-            score = Score(surrogate, tried, pending, 0, None)(candidates, inputs)
-        with isolated(0):
-            reference = qLogNoisyExpectedImprovement(
-                surrogate.model,
-                X_baseline=torch.from_numpy(tried),
-                sampler=SobolQMCNormalSampler(torch.Size([128]), seed=0),
-                objective=LinearMCObjective(torch.tensor([-1.0], dtype=torch.float64)),
-                X_pending=torch.from_numpy(pending),
-                prune_baseline=True,
-            )(torch.from_numpy(candidates).unsqueeze(-2))
+    with isolated(0), torch.no_grad():
+        inputs = surrogate.inputs(candidates)
+        score = Score(surrogate, tried, pending, 0, None)(candidates, inputs)
+    with isolated(0), torch.no_grad():
+        reference = qLogNoisyExpectedImprovement(
+            surrogate.model,
+            X_baseline=torch.from_numpy(tried),
+            sampler=SobolQMCNormalSampler(torch.Size([128]), seed=0),
+            objective=LinearMCObjective(torch.tensor([-1.0], dtype=torch.float64)),
+            X_pending=torch.from_numpy(pending),
+            prune_baseline=True,
+        )(torch.from_numpy(candidates).unsqueeze(-2))
     assert score == pytest.approx(reference.numpy(), abs=1e-8)
 
 
