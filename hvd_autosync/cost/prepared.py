@@ -73,12 +73,14 @@ class Prepared:
         cycle_s, local, deferrable = (
             np.tile(each, len(coefficients)) for each in (self.cycle_s, self.local, self.deferrable)
         )
-        communicated_s, busy_s = self._communication(len(coefficients), latency, byte, compute)
+        communicated_s, overlapped_s = self._communication(
+            len(coefficients), latency, byte, compute
+        )
         # Averaging of parameters overlaps with nothing.
         exposed_s = np.where(
             local > 1, communicated_s / local, np.maximum(communicated_s - backward_s, 0.0)
         )
-        overlapped_s = np.where(local > 1, 0.0, np.clip(busy_s - exposed_s, 0.0, backward_s))
+        overlapped_s = np.where(local > 1, 0.0, overlapped_s)
         hidden_s = deferrable * np.minimum(exposed_s, forward_s)
         shortest_s = CYCLE_BUSY_S + COORDINATION_SHARE * self.latency_s * latency
         busy_share = CYCLE_BUSY_S / np.maximum(cycle_s, shortest_s)
@@ -114,7 +116,7 @@ class Prepared:
         self, times: int, latency: FloatArray, byte: FloatArray, compute: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Return :func:`communication` for each set (``times``) and strategy, each ``(b c,)``."""
-        end_s, busy_s = np.empty((2, times, len(latency) // times))
+        end_s, overlapped_s = np.empty((2, times, len(latency) // times))
         each_latency, each_byte, each_compute = (
             factor.reshape(times, -1) for factor in (latency, byte, compute)
         )
@@ -134,9 +136,9 @@ class Prepared:
                 operations,
                 alone,
             )
-            found = communication(loop, items)
-            end_s[:, own], busy_s[:, own] = (each.reshape(times, -1) for each in found)
-        return end_s.ravel(), busy_s.ravel()
+            found = communication(loop, items, self.backward_s * each_compute[:, own].ravel())
+            end_s[:, own], overlapped_s[:, own] = (each.reshape(times, -1) for each in found)
+        return end_s.ravel(), overlapped_s.ravel()
 
     @cached_property
     def _groups(self) -> list[tuple[Places, Items]]:

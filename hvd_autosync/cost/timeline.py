@@ -54,14 +54,23 @@ class Items:
     alone: FloatArray
 
 
-def communication(loop: Loop, items: Items) -> tuple[FloatArray, FloatArray]:
-    """Return the end of the last item and the total time of all items, each ``(c,)``.
+def communication(
+    loop: Loop, items: Items, backward_s: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the end of the last item and the time of all work before the end of backward.
 
-    Both are in seconds, the first from the start of backward.
+    Args:
+        loop: The background loop.
+        items: The items.
+        backward_s: The end of backward, seconds from its start, shape ``(c,)``.
+
+    Returns:
+        Two arrays of shape ``(c,)``, in seconds, the first from the start of backward. Waiting is
+        no work.
     """
     count = len(loop.cycle_s)
     begin = np.full(count, -np.inf)  # of the batch that is being filled
-    work, fused, end, later, busy = (np.zeros(count) for _ in range(5))
+    work, fused, end, later, overlapped = (np.zeros(count) for _ in range(5))
     each_item = zip(
         items.arrival_s, items.size_bytes, items.wire_s, items.operations, items.alone, strict=True
     )
@@ -69,6 +78,7 @@ def communication(loop: Loop, items: Items) -> tuple[FloatArray, FloatArray]:
         there = size > 0
         joins = there & (ready <= begin)
         opens = there & ~joins
+        overlapped = overlapped + np.where(opens, _before(backward_s, begin, work), 0.0)
         # The batch before is finished first, and this item waits for the next cycle.
         end = np.where(opens, np.maximum(end, begin + work), end)
         next_cycle = np.maximum(begin + loop.cycle_s, end)
@@ -81,9 +91,15 @@ def communication(loop: Loop, items: Items) -> tuple[FloatArray, FloatArray]:
         fused = np.where(there, np.where(fits, fused + size, first), fused)
         own = wire + np.where(fits, 0.0, (1 + alone) * loop.response_s)
         work = np.where(opens, own, np.where(joins, work + own, work))
-        busy = busy + np.where(there, own, 0.0)
         # A consecutive operation is found a whole cycle after the one before began.
         each = loop.response_s + wire / operations
         follow = (operations - 1) * np.maximum(loop.cycle_s - each, loop.response_s)
         later = np.where(there, np.maximum(later, follow), later)
-    return np.maximum(end, begin + work) + later, busy
+    overlapped = overlapped + _before(backward_s, begin, work)
+    return np.maximum(end, begin + work) + later, overlapped
+
+
+def _before(backward_s: FloatArray, begin: FloatArray, work: FloatArray) -> FloatArray:
+    """Return the seconds of a batch's work before the end of backward."""
+    seconds: FloatArray = np.clip(backward_s - begin, 0.0, work)
+    return seconds

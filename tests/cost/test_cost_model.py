@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_autosync.cost import Coefficients, CostModel
+from hvd_autosync.cost import Coefficients, CostModel, exchange_costs
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources, Value
@@ -88,6 +88,25 @@ def test_long_cycles_cost_each_operation_of_an_exchange(
     ]
     plain, plain_long, rows, rows_long = CostModel(model, slow_network).predict(at)
     assert rows_long - rows > 0.15 > plain_long - plain
+
+
+def test_waiting_never_makes_a_step_shorter(
+    model: ModelProfile, slow_network: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exchange of more operations, and a longer cycle, let the last of them end later."""
+    large = replace(model.parameters[1], factor_bytes=1_000_000, coded_factors_share=0.5)
+    parameters = (model.parameters[0], large, *model.parameters[2:])
+    model = replace(model, parameters=parameters, backward_s=0.1)
+    alike = {"large_exchange": "factors", "embedding_exchange": "rows"}
+    cost = CostModel(model, slow_network)
+    of_cycles = cost.predict([{**alike, "cycle_time_ms": c} for c in (10.0, 20.0, 50.0, 100.0)])
+    assert (np.diff(of_cycles) > 0).all()
+    of_operations = []
+    for operations in (2.0, 3.0, 4.0, 6.0):
+        monkeypatch.setitem(exchange_costs._OPERATIONS, "factors", operations)
+        of_operations.append(cost.predict([{"large_exchange": "factors"}, alike]))
+    assert (np.diff(of_operations, axis=0) >= 0).all()
+    assert (of_operations[-1] > of_operations[0]).all()
 
 
 def test_buckets_follow_the_bytes(model: ModelProfile, slow_network: Resources) -> None:

@@ -18,10 +18,12 @@ Item = tuple[float, int, float, int, int]
 SECONDS = st.floats(1e-4, 0.05)
 
 
-def one_by_one(cycle: float, fusion: float, response: float, items: list[Item]) -> float:
+def one_by_one(
+    cycle: float, fusion: float, response: float, items: list[Item], backward: float
+) -> tuple[float, float]:
     """The same loop for one strategy, batch by batch."""
     waiting = [item for item in items if item[1]]
-    begin, end, later = -float("inf"), 0.0, 0.0
+    begin, end, later, overlapped = -float("inf"), 0.0, 0.0, 0.0
     while waiting:
         look = max(begin + cycle, end)
         begin = look if waiting[0][0] <= look else waiting[0][0] + cycle / 2
@@ -34,7 +36,8 @@ def one_by_one(cycle: float, fusion: float, response: float, items: list[Item]) 
             end, fused = end + wire, fusion + 1.0 if alone else fused + size
             each = response + wire / operations
             later = max(later, (operations - 1) * max(cycle - each, response))
-    return end + later
+        overlapped += max(min(end, backward) - begin, 0.0)
+    return end + later, overlapped
 
 
 @settings(max_examples=300, deadline=None)
@@ -43,21 +46,23 @@ def one_by_one(cycle: float, fusion: float, response: float, items: list[Item]) 
     st.lists(
         st.tuples(SECONDS, st.sampled_from([0, 1500, 10**9]), SECONDS), min_size=1, max_size=4
     ),
+    st.floats(0, 0.3),
 )
 def test_all_at_once_is_one_by_one(
-    items: list[Item], loops: list[tuple[float, int, float]]
+    items: list[Item], loops: list[tuple[float, int, float]], backward: float
 ) -> None:
     items = sorted(items)
     columns = [np.array([[each[i]] * len(loops) for each in items], float) for i in range(5)]
     loop = Loop(*(np.array([each[i] for each in loops], float) for i in range(3)))
-    found, busy = communication(loop, Items(*columns))
-    expected = [one_by_one(*each, items) for each in loops]
-    assert found == pytest.approx(expected, abs=1e-12)
-    assert (busy <= found + 1e-12).all()
+    found, overlapped = communication(loop, Items(*columns), np.full(len(loops), backward))
+    expected = np.array([one_by_one(*each, items, backward) for each in loops])
+    assert found == pytest.approx(expected[:, 0], abs=1e-12)
+    assert overlapped == pytest.approx(expected[:, 1], abs=1e-12)
+    assert (overlapped <= np.minimum(found, backward) + 1e-12).all()
 
 
 def test_nothing_to_send_takes_no_time() -> None:
     none = np.zeros((3, 2))
     loop = Loop(np.full(2, 1e-3), np.full(2, 1e6), np.full(2, 1e-3))
-    found = communication(loop, Items(none, none, none, none + 1, none))
+    found = communication(loop, Items(none, none, none, none + 1, none), np.ones(2))
     assert [each.tolist() for each in found] == [[0, 0]] * 2
