@@ -195,6 +195,15 @@ def discount_implausible(space: SearchSpace, prior: PriorFunction, usual: float)
 
 
 def drop_constant(space: SearchSpace, priors: Sequence[PriorFunction]) -> list[PriorFunction]:
-    """Return those of ``priors`` whose predictions differ between strategies."""
+    """Return those of ``priors`` whose predictions differ between strategies.
+
+    Those of a source are what it says itself: trials may raise a small weight.
+    """
     points = sobol_points(space, _SAMPLE_POINTS, 0)
-    return [prior for prior in priors if np.ptp(prior.expected(points)) >= _MIN_RANGE]
+
+    def differ(prior: PriorFunction) -> bool:
+        of_source = prior.source is not None
+        values = prior.basis(points) if of_source else prior.expected(points)
+        return bool(np.ptp(values) >= _MIN_RANGE)
+
+    return [prior for prior in priors if differ(prior)]

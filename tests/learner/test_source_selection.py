@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -132,6 +133,15 @@ def test_two_trials_are_too_few_to_drop_a_source(
     mixed_space: SearchSpace, log_step: LogStep
 ) -> None:
     assert sources_used(mixed_space, log_step, {"wrong": unrelated}, 2) == ["wrong"]
+
+
+def test_a_source_is_not_constant_because_of_a_small_weight(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    (source,) = sources(mixed_space, {"right": lambda strategy: 0.05 * log_step(strategy)})
+    problem = Problem(mixed_space, sources=(replace(source, similarity=0.1),))
+    fitted = fit(problem, [Observation(mixed_space.default, 1.0)])
+    assert [prior.name for prior in fitted.priors] == ["right"]
 
 
 def test_a_constant_prior_function_is_dropped(mixed_space: SearchSpace, log_step: LogStep) -> None:
