@@ -14,6 +14,7 @@ from botorch.models.transforms.input import InputTransform
 from torch import Tensor
 from torch.nn import Module
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.learner.features import Features
 from hvd_autosync.learner.points import FloatArray
 from hvd_autosync.learner.prior_functions import PriorFunction, design_matrix
@@ -37,8 +38,17 @@ class StrategyInputs(InputTransform, Module):
         self._last: tuple[bytes, Tensor] | None = None
 
     def transform(self, X: Tensor) -> Tensor:
-        """Return the model's inputs at points, ``batch_shape x n x d``."""
-        points = X.detach().reshape(X.shape[:-1].numel(), X.shape[-1]).numpy()
+        """Return the model's inputs at points, ``batch_shape x n x d``.
+
+        Raises:
+            ConfigurationError: ``X`` requires a gradient.
+        """
+        if X.requires_grad:
+            raise ConfigurationError(
+                "the model has no gradient with respect to points: they are those of strategies",
+                hint="Use optimize_acqf_discrete, or X.detach().",
+            )
+        points = X.reshape(X.shape[:-1].numel(), X.shape[-1]).numpy()
         key = points.tobytes()  # a fit asks for the same points at every step
         if self._last is None or self._last[0] != key:
             self._last = key, self.at(points)

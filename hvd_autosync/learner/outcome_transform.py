@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +104,8 @@ class StepTimeTransform(Standardize):
     """The outcome transform: standardizes log step times by a given center and scale.
 
     BoTorch's ``Standardize`` takes mean and deviation of the outcomes; ours are expected ones
-    (:class:`StepTimes`).
+    (:class:`StepTimes`). The rest of a model is in the same unit, so a state with another center or
+    scale is not loaded.
 
     Args:
         center: What is subtracted.
@@ -112,12 +114,31 @@ class StepTimeTransform(Standardize):
 
     def __init__(self, center: float, scale: float) -> None:
         super().__init__(m=1)
-        self.center, self.scale = center, scale
         self.means = torch.full((1, 1), center, dtype=torch.float64)
         self.stdvs = torch.full((1, 1), scale, dtype=torch.float64)
         self._stdvs_sq = self.stdvs.square()
         self._is_trained = torch.tensor(True)
         self.eval()
+
+    @property
+    def center(self) -> float:
+        """What is subtracted, in logarithms of seconds."""
+        return float(self.means)
+
+    @property
+    def scale(self) -> float:
+        """The model's unit, in logarithms of seconds."""
+        return float(self.stdvs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("means", "stdvs"):
+            given, own = state_dict.get(prefix + name), getattr(self, name)
+            if given is not None and not torch.equal(given, own):
+                errors: list[str] = rest[-1]
+                errors.append(
+                    f"{prefix}{name} is {given.tolist()}, here {own.tolist()}: other trials"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def train(self, mode: bool = True) -> StepTimeTransform:
         """Stay as made: new outcomes change neither center nor scale."""

@@ -13,6 +13,7 @@ from botorch.acquisition.logei import qLogNoisyExpectedImprovement
 from botorch.acquisition.objective import LinearMCObjective
 from botorch.sampling.normal import SobolQMCNormalSampler
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.learner import Observation, fit
 from hvd_autosync.learner.acquisition import Score
 from hvd_autosync.learner.features import Features
@@ -262,6 +263,22 @@ def test_conditioning_on_more_trials_is_having_had_them(
         found, expected = conditioned.posterior(queries), fitted.posterior(queries)
     assert torch.allclose(found.mean, expected.mean, atol=1e-6)
     assert torch.allclose(found.variance, expected.variance, atol=1e-6)
+
+
+def test_points_have_no_gradient(mixed_space: SearchSpace, model: MultiTaskGP) -> None:
+    points = torch.from_numpy(sobol_points(mixed_space, 3, seed=1)).requires_grad_()
+    with pytest.raises(ConfigurationError, match="no gradient") as caught:
+        model.posterior(points)
+    assert "optimize_acqf_discrete" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["means", "stdvs"])
+def test_a_state_of_another_unit_is_refused(model: MultiTaskGP, name: str) -> None:
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    state[f"outcome_transform.{name}"] += 0.1
+    with pytest.raises(RuntimeError, match=f"outcome_transform.{name} is"):
+        model.load_state_dict(state)
 
 
 def test_new_trials_need_their_noise(mixed_space: SearchSpace, model: MultiTaskGP) -> None:
