@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from botorch.sampling.normal import SobolQMCNormalSampler
 from hvd_autosync.learner import Observation, acquisition, fit
 from hvd_autosync.learner.acquisition import LogExpectedUtility, Score, propose
 from hvd_autosync.learner.numerics import isolated
-from hvd_autosync.learner.points import encode_all, every_point, keys, sobol_points
+from hvd_autosync.learner.points import FloatArray, encode_all, every_point, keys, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
 from hvd_autosync.learner.problem import Problem
+from hvd_autosync.learner.surrogate import Surrogate
 from hvd_autosync.search_space import SearchSpace
 
 Tell = Callable[..., Observation]
@@ -63,6 +65,29 @@ def test_only_incumbents_are_to_be_improved_on(
     beside_incumbents = propose(surrogate, tried, tried[:0], seed=0, incumbents=incumbents)
     assert beside_all is not None and beside_incumbents is not None
     assert beside_incumbents[1] > beside_all[1] + 0.5
+
+
+def test_of_many_incumbents_the_best_are_to_be_improved_on(
+    mixed_space: SearchSpace, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing matters pruning would keep nearly all of them."""
+    baselines: list[FloatArray] = []
+
+    class Seen(Score):
+        def __init__(self, surrogate: Surrogate, best_so_far: FloatArray, *rest: Any) -> None:
+            baselines.append(best_so_far)
+            super().__init__(surrogate, best_so_far, *rest)
+
+    monkeypatch.setattr(acquisition, "Score", Seen)
+    many = [tell(mixed_space.decode(point)) for point in sobol_points(mixed_space, 60, seed=0)]
+    surrogate = fit(Problem(mixed_space), many)
+    tried = encode_all(mixed_space, [o.strategy for o in many])
+    assert propose(surrogate, tried[:30], tried[:0], seed=0) is not None
+    assert propose(surrogate, tried, tried[:0], seed=0) is not None
+    few, bounded = baselines
+    assert np.array_equal(few, tried[:30])
+    best = tried[np.sort(np.argsort(surrogate.mean_at(tried), kind="stable")[:40])]
+    assert np.array_equal(bounded, best)
 
 
 def test_pending_points_repel(mixed_space: SearchSpace, seen: list[Observation]) -> None:

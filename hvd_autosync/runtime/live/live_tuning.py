@@ -430,10 +430,7 @@ class LiveTuning(JoinHook):
         self._close({"type": "refused", "reason": reason})
 
     def ranks_change(self) -> bool:
-        """Let the study be, as an elastic job begins again; returns whether a trial had failed.
-
-        Trials under Horovod's own exchange do not count.
-        """
+        """Let the study be; returns whether a trial of another exchange than Horovod's failed."""
         self._close({"type": "reset"})
         return self.failed and self._trial is not None and self._strategy != Strategy()
 
