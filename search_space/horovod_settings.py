@@ -48,12 +48,6 @@ PLACE_VARIABLES = (
 FUSION_VARIABLE, CYCLE_VARIABLE = (
     REGISTRY.variables[name][1].name for name in ("fusion_threshold_bytes", "cycle_time_ms")
 )
-#: Variables whose value Horovod keeps when it is initialized again without them, with its defaults.
-KEPT_BY_HOROVOD = {
-    variable.name: variable.text(spec.knob.default)
-    for spec, variable in REGISTRY.variables.values()
-    if variable.kept
-}
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
@@ -81,6 +75,19 @@ def is_elastic(environment: Mapping[str, str]) -> bool:
 def changeable_variables() -> tuple[str, ...]:
     """Return the variables that Horovod reads at each initialization, those of extensions too."""
     return tuple(each.name for _, each in REGISTRY.variables.values() if each.reread)
+
+
+def kept_by_horovod() -> dict[str, str]:
+    """Return the variables whose value Horovod keeps when it is initialized again without them.
+
+    Returns:
+        Name -> Horovod's default. Those of extensions are among them.
+    """
+    return {
+        variable.name: variable.text(spec.knob.default)
+        for spec, variable in REGISTRY.variables.values()
+        if variable.kept
+    }
 
 
 def live_variables() -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from hvd_autosync.search_space import (
     horovod_settings,
 )
 from hvd_autosync.search_space.catalogue import FAMILIES, REGISTRY
-from hvd_autosync.search_space.horovod_settings import launch_knobs
+from hvd_autosync.search_space.horovod_settings import kept_by_horovod, launch_knobs
 from hvd_autosync.search_space.knob_spec import KnobSpec, Variable
 from hvd_autosync.search_space.knobs import categorical_knob, integer_knob
 from hvd_autosync.search_space.registry import KnobRegistry
@@ -240,7 +240,8 @@ def test_a_knob_that_is_read_at_the_start_is_tuned_by_launched_trials(tmp_path: 
     options = Options(store=str(tmp_path / "traces.db"))
     assert why_launched(job, options) is None
     mine = integer_knob("mine", 0, 9, 1, help="Mine.")
-    extensions.add_knob(declared(mine, "HOROVOD_MINE", reread=True))
+    extensions.add_knob(declared(mine, "HOROVOD_MINE", reread=True, kept=True))
+    assert kept_by_horovod()["HOROVOD_MINE"] == "1"
     assert why_launched(job, options) is None
     assert "mine" not in launch_knobs(reinitializes=True)
     assert "mine" in launch_knobs(reinitializes=False)

@@ -21,10 +21,8 @@ import statistics
 from collections.abc import Sequence
 
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
+from hvd_autosync.study.quality_trial import fall_of
 
-#: Shares of a trial's steps that are its beginning and its end: the decrease of a loss is measured
-#: between them.
-_BEGINNING, _END = 0.05, 0.25
 #: Share of the tolerance that is allowed to a strategy without an admitting verdict.
 _UNPROVEN = 0.5
 
@@ -54,7 +52,7 @@ def predict_losses(
     variances = _variances(default, means)
     if not all(variances):
         return nothing  # a variance of 0: equal losses carry no information on the noise
-    margin = tolerance * max(statistics.fmean(map(_fall, default)), 0.0)
+    margin = tolerance * max(statistics.fmean(fall_of(losses).mean for losses in default), 0.0)
     if own:
         longest = min(count, *(len(_means(losses)) for losses in own))
         for window in range(longest):
@@ -79,12 +77,6 @@ def _means(losses: Sequence[float]) -> list[float]:
     """Return the mean of each whole window."""
     last = len(losses) - LOSS_WINDOW + 1
     return [statistics.fmean(losses[i : i + LOSS_WINDOW]) for i in range(0, last, LOSS_WINDOW)]
-
-
-def _fall(losses: Sequence[float]) -> float:
-    """Return the decrease of a loss from the beginning to the end."""
-    first, last = (max(int(share * len(losses)), 1) for share in (_BEGINNING, _END))
-    return statistics.fmean(losses[:first]) - statistics.fmean(losses[-last:])
 
 
 def _variances(trials: Sequence[Sequence[float]], means: Sequence[Sequence[float]]) -> list[float]:

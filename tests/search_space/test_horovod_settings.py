@@ -5,8 +5,8 @@ import pytest
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.search_space import CATALOGUE, Strategy, held_by_environment, horovod_settings
 from hvd_autosync.search_space.horovod_settings import (
-    KEPT_BY_HOROVOD,
     changeable_variables,
+    kept_by_horovod,
     launched_by_mpi,
 )
 
@@ -82,11 +82,11 @@ def test_which_launcher_has_started_a_rank() -> None:
 
 
 def test_what_horovod_reads_again_and_what_it_keeps() -> None:
-    assert dict(KEPT_BY_HOROVOD) == {
+    assert kept_by_horovod() == {
         "HOROVOD_FUSION_THRESHOLD": str(128 * 2**20),
         "HOROVOD_CYCLE_TIME": "1.0",
         "HOROVOD_CACHE_CAPACITY": "1024",
         "HOROVOD_NUM_NCCL_STREAMS": "1",
     }
     flags = {"HIERARCHICAL_ALLREDUCE", "TORUS_ALLREDUCE", "HIERARCHICAL_ALLGATHER"}
-    assert {*changeable_variables()} == {*KEPT_BY_HOROVOD} | {f"HOROVOD_{flag}" for flag in flags}
+    assert {*changeable_variables()} == {*kept_by_horovod()} | {f"HOROVOD_{flag}" for flag in flags}

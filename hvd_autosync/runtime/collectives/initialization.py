@@ -16,8 +16,8 @@ from horovod.common.process_sets import ProcessSet
 from horovod.torch import mpi_ops
 
 from hvd_autosync.search_space.horovod_settings import (
-    KEPT_BY_HOROVOD,
     PROCESS_SETS_VARIABLE,
+    kept_by_horovod,
     launched_by_mpi,
 )
 from hvd_autosync.util import patches
@@ -50,7 +50,7 @@ class Initialization:
 
 #: ``None`` before ``hvd.init()``, and if it was called before :func:`record_initialization`.
 _LAST: Initialization | None = None
-#: Variables of :data:`KEPT_BY_HOROVOD` that Horovod has read in this process.
+#: Variables of :func:`kept_by_horovod` that Horovod has read in this process.
 _READ: set[str] = set()
 #: Called before each ``hvd.init()`` that follows a ``hvd.shutdown()``, and after each.
 _WATCHERS: list[tuple[Callable[[], None], Callable[[], None]]] = []
@@ -99,7 +99,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
         for again, _ in _WATCHERS if _LAST is not None else ():
             again()
         keeps_mpi = _mpi_is_initialized()
-        _READ.update(KEPT_BY_HOROVOD.keys() & os.environ.keys())
+        _READ.update(kept_by_horovod().keys() & os.environ.keys())
         began = time.monotonic()
         init(comm, process_sets)
         took_s = time.monotonic() - began
@@ -138,7 +138,7 @@ def initialize_again(known: Mapping[int, list[int]]) -> None:
     # The script may have dropped the object of a set: on this rank only, for all we know.
     wanted = [next(iter(objects[n]), None) or ProcessSet(ranks) for n, ranks in known.items()]
     mpi_ops.shutdown()
-    kept = {name: value for name, value in KEPT_BY_HOROVOD.items() if name in _READ}
+    kept = {name: value for name, value in kept_by_horovod().items() if name in _READ}
     kept = {name: os.environ.get(name, value) for name, value in kept.items()}
     with with_variables({**kept, PROCESS_SETS_VARIABLE: last.dynamic}), _nothing_at_exit():
         library.init(last.comm, wanted)
