@@ -258,6 +258,7 @@ PRIVATE_NAMES = (
             "runtime/exchange/deferred_update.py",
             "runtime/live/attach.py",
             "runtime/measure/profiler.py",
+            "runtime/optimizer/horovods_exchange.py",
             "runtime/optimizer/strategy_optimizer.py",
             "runtime/sync/local_steps.py",
             "runtime/sync/no_barrier.py",

@@ -21,9 +21,9 @@ from horovod.torch.mpi_ops import Average
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.measure.compute_timer import Waiting
-from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.optimizer.arguments import check_arguments
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
+from hvd_autosync.runtime.optimizer.horovods_exchange import HorovodsExchange
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state.group_swap import has_step_hooks, own_class
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
@@ -82,29 +82,6 @@ def make_strategy_optimizer(
     return created
 
 
-class HorovodsExchange(SyncMethod):
-    """Horovod's own exchange, by Horovod's own code.
-
-    Optimizers of elastic jobs begin with it, because it needs no agreement of the ranks: some may
-    create their optimizers while others are in the middle of a training.
-
-    Args:
-        optimizer: Horovod's optimizer, of our class.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = weakref.ref(optimizer)
-
-    def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
-        """The gradient of ``parameter`` is complete."""
-        if (optimizer := self._optimizer()) is not None:
-            optimizer._handles[parameter] = optimizer._allreduce_grad_async(parameter)
-
-    def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
-        """Wait until gradients can be used."""
-        _horovods_class.synchronize(self._optimizer())
-
-
 # Horovod's class has no type, and this one is made at run time: ``self`` is Any.
 
 
@@ -114,7 +91,8 @@ def _register_hooks(self: Any) -> None:
     if not parameters:
         return
     self._sync = Synchronizer(self._sync.plan)
-    horovods = HorovodsExchange(self) if is_elastic(os.environ) else None
+    elastic = is_elastic(os.environ)
+    horovods = HorovodsExchange(self, _horovods_class.synchronize) if elastic else None
     self._sync.attach(self, parameters, averaged=self.op == Average, horovods=horovods)
     keep_in_checkpoints(self)
     reference = weakref.ref(self)
