@@ -10,13 +10,19 @@ from typing import Any
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
+from hvd_autosync.runtime.collectives.initialization import variables_read
 from hvd_autosync.runtime.collectives.operations import all_ranks, size
 from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, reinitialize
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.live.memory import free_bytes
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
-from hvd_autosync.search_space.horovod_settings import horovod_settings, is_elastic, live_variables
+from hvd_autosync.search_space.horovod_settings import (
+    CYCLE_VARIABLE,
+    horovod_settings,
+    is_elastic,
+    live_variables,
+)
 from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.search_space.sync_plan import SyncPlan, sync_plan
 
@@ -43,8 +49,16 @@ class Attacher:
     def reinitializes(self) -> bool:
         """Return whether strategies may change Horovod's variables here; a collective.
 
-        Ranks whose own values differ would ask for different ones.
+        Ranks whose own values differ would ask for different ones. Once Horovod has read the cycle
+        time, a further initialization would change the fusion threshold.
         """
+        cycle = CYCLE_VARIABLE in variables_read()
+        if any(agree_any([cycle], "live.cycle")):
+            warn_on_rank_0(
+                f"{CYCLE_VARIABLE} is set, and Horovod would fuse no more than 1 MiB after it is "
+                "initialized again, so live trials change none of its variables"
+            )
+            return False
         values = gather_texts(json.dumps(self._own), "live.variables")
         differ = [
             name
@@ -104,6 +118,8 @@ def _check_memory(optimizers: Sequence[Any]) -> None:
 
 def with_remedy(reason: str) -> str:
     """Return why tuning has ended with what to do, where launched trials can tune the script."""
+    if current.strategy is not None:
+        return f"{reason}; it keeps the strategy that launched trials have found"
     possible = size() > 1 and not is_elastic(os.environ)
     return f"{reason}; tune it with --autosync-mode launched" if possible else reason
 

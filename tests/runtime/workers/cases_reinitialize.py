@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import unittest.mock
 
 import horovod.torch as hvd
 import torch
@@ -45,6 +46,7 @@ from hvd_autosync.runtime.collectives.reinitialize import (
     reinitialize,
 )
 from hvd_autosync.runtime.collectives.standstill import in_flight
+from hvd_autosync.runtime.live import attach
 from hvd_autosync.runtime.live.attach import Attacher
 from hvd_autosync.runtime.sync.synchronizer import switch
 from hvd_autosync.search_space.catalogue import REGISTRY
@@ -469,14 +471,28 @@ def case_where_ranks_cannot_meet():
     again()
 
 
+def reading(*names):
+    """Let Horovod have read these variables, as far as live tuning knows."""
+    return unittest.mock.patch.object(attach, "variables_read", lambda: {*names})
+
+
 def case_ranks_with_values_of_their_own():
     with having(**{CACHE: str(hvd.rank())}):
         attacher = Attacher()
     said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    with reading(CACHE), contextlib.redirect_stderr(said):
         assert not attacher.reinitializes()
     assert (CACHE in said.getvalue()) == (hvd.rank() == 0)
-    assert Attacher().reinitializes()
+    with reading(CACHE):
+        assert Attacher().reinitializes()
+
+
+def case_a_cycle_time_that_horovod_has_read():
+    """No live trial initializes it again, because it would fuse less after that."""
+    said = io.StringIO()
+    with reading(*[CYCLE] * hvd.rank()), contextlib.redirect_stderr(said):
+        assert not Attacher().reinitializes()
+    assert (CYCLE in said.getvalue()) == (hvd.rank() == 0)
 
 
 def case_a_training_that_has_begun_under_a_strategy():
