@@ -23,6 +23,7 @@ from hvd_autosync.util.log import start_log
 from hvd_autosync.util.printable import printable
 from hvd_autosync.util.variables import (
     END_TUNING_NOTE,
+    JUDGED_VARIABLE,
     STOPPED_VARIABLE,
     STUDY_NOTE,
     TUNING_ENDED_NOTE,
@@ -62,7 +63,8 @@ def main() -> None:
         if line := _last_line(training, study, end):
             _say(line)
     except AutosyncError as error:
-        known = "under the best strategy that is known" if study.begun else "untuned"
+        judged = JUDGED_VARIABLE in os.environ
+        known = "under the best strategy that is known" if study.begun or judged else "untuned"
         for line in (*str(error).splitlines(), f"the training goes on {known}"):
             _say(line.strip())
         training.stop(error.message)
@@ -176,9 +178,13 @@ def _last_line(training: Training, study: _Study, end: LiveTuningError) -> str:
             "hvd_autosync.step() after each step"
         )
     steps = f"{training.steps} step{'s' * (training.steps != 1)}"
+    ended = f"the training ended after {steps}, before its default was measured"
+    if judged := os.environ.get(JUDGED_VARIABLE):
+        return (
+            f"it has kept the winner of study {judged} and was not tuned in its own steps: {ended}"
+        )
     return (
-        f"nothing was tuned: the training ended after {steps}, before its default was measured. "
-        "To tune a training as short as this: --autosync-mode launched"
+        f"nothing was tuned: {ended}. To tune a training as short as this: --autosync-mode launched"
     )
 
 

@@ -46,11 +46,14 @@ class PlainProgress:
         settings = study.settings
         again = f" resumes after {len(self._tuning.ended)} trials" if resumed else ""
         limit = f" or {settings.minutes:g} minutes" if settings.minutes is not None else ""
+        judged = settings.judged_by
+        default_is = f"; its default is the winner of study {judged}" if judged else ""
         self._print(
             f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each with "
             f"{steps_text(settings, live=settings.mode == 'live')}; then "
             f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds of confirmation, which measure the best one or "
             "two strategies and the default in turn"
+            f"{default_is}"
         )
 
     def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:

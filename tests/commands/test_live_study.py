@@ -68,6 +68,13 @@ def test_a_training_that_ends_first_does_not_wait_for_it(
     assert not (tmp_path / "traces.db").exists(), "there is nothing to resume"
 
 
+def test_a_short_training_after_launched_trials_is_not_sent_back_to_them(tmp_path: Path) -> None:
+    with start(f"{LOADING}it.main()", tmp_path, HVD_AUTOSYNC_JUDGED="one") as helper:
+        _, lines = helper.communicate('{"type": "end", "steps": 6}\n', timeout=280)
+    assert "it has kept the winner of study one" in lines and "after 6 steps" in lines
+    assert "nothing was tuned" not in lines and "--autosync-mode" not in lines
+
+
 @pytest.mark.parametrize("last", ["", '{"type": "end"}\n'])
 def test_it_does_not_outlive_the_training(tmp_path: Path, last: str) -> None:
     stuck = "import time\nfrom hvd_autosync.engine import live_job\n"

@@ -32,6 +32,15 @@ def test_the_first_line_of_a_live_study_has_its_warm_up_steps(author: Any) -> No
     study.settings = replace(study.settings, mode="live")
     PlainProgress(stream).on_study_start(study, resumed=False)
     assert "each with 3 warm-up steps and 40 measured steps" in stream.getvalue()
+    assert "its default is" not in stream.getvalue()
+
+
+def test_the_first_line_after_launched_trials_says_what_its_default_is(author: Any) -> None:
+    stream = io.StringIO()
+    study = author.study
+    study.settings = replace(study.settings, judged_by="other")
+    PlainProgress(stream).on_study_start(study, resumed=False)
+    assert stream.getvalue().endswith("; its default is the winner of study other\n")
 
 
 def test_a_trial_is_shown_with_number_kind_step_time_speedup_and_strategy(lines: list[str]) -> None:
