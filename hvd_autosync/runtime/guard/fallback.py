@@ -20,4 +20,4 @@ def fall_back_to_exact(optimizer: Any, *, together: bool = False) -> None:
         current.run_summary.fell_back = True
     current.watch = None  # longer steps are expected now
     if current.live is not None and together:
-        current.live.stop("the loss guard has ended its lossy strategy")
+        current.live.lossy_ended()

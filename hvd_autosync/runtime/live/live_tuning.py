@@ -330,7 +330,8 @@ class LiveTuning(JoinHook):
             if self._go_on(*strategy_of(message)):
                 self._train(message["expected_step_s"])
         elif self._go_on(*self._best):  # the helper has ended, with a word or without
-            kept = "; the best strategy that is known stays" if self._best[0] else ""
+            stays = self._best[0] and not message.get("lossy_ended")
+            kept = "; the best strategy that is known stays" if stays else ""
             self._end(message.get("reason", "the process that tunes has ended") + kept)
 
     def _begin_trial(self, message: Message) -> None:
@@ -388,9 +389,14 @@ class LiveTuning(JoinHook):
         if expected_step_s > 0:
             current.watch = DriftWatch(expected_step_s, "", on_drift=self._drifted)
 
-    def stop(self, reason: str) -> None:
-        """End the tuning at the next boundary; on all ranks in the same step."""
-        self._postponed, self._boundary_at = {"type": "stop", "reason": reason}, self._steps + 1
+    def lossy_ended(self) -> None:
+        """The loss guard has ended what is lossy; on all ranks in the same step.
+
+        The tuning ends at the next boundary.
+        """
+        reason = "the loss guard has ended its lossy strategy"
+        self._postponed = {"type": "stop", "reason": reason, "lossy_ended": True}
+        self._boundary_at = self._steps + 1
 
     def _drifted(self, text: str) -> None:
         """Steps have become slower for good, as rank 0 has seen."""
