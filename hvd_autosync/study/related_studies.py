@@ -33,14 +33,15 @@ def related_studies(store: TraceStore, task: Task, first: str = "") -> list[tupl
     Args:
         store: The store.
         task: The task.
-        first: Id of a study that is among them if it is related at all.
+        first: Id of a study of the task itself that comes first; empty: there is none.
 
     Raises:
         StoreError: The store cannot be read.
     """
     related = []
     used: Counter[str] = Counter()
-    for study_id, known in store.finished_tasks():
+    finished = [each for each in store.finished_tasks() if each[0] != first]
+    for study_id, known in [*[(first, task)] * bool(first), *finished]:
         with contextlib.suppress(
             ArithmeticError, ValueError
         ):  # impossible numbers in an imported trace

@@ -82,6 +82,17 @@ def test_the_most_similar_come_first_and_one_per_task(store: TraceStore, task: T
     assert found[0][1] == 1.0 > found[1][1]
 
 
+def test_the_study_that_judged_a_training_comes_first(store: TraceStore, task: Task) -> None:
+    """Though another of its task and space is larger, and it has few trials itself."""
+    judged, larger, other = (
+        tuned(store, each, trials, transfer=False).study_id
+        for each, trials in ((task, 1), (task, 4), (slower(task, 10.0), 3))
+    )
+    found = [study_id for study_id, _ in related_studies(store, task, judged)]
+    assert found == [judged, larger, other]
+    assert judged not in dict(related_studies(store, task))
+
+
 def test_each_space_of_a_task_has_a_study_to_learn_from(store: TraceStore, task: Task) -> None:
     """Two per task at most, those with most trials, so that other tasks are used too."""
     exact = tuned(store, task, 3, transfer=False)
