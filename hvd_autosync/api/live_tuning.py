@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hvd_autosync.api.following import Follower
 from hvd_autosync.api.training import Training
+from hvd_autosync.engine.live_stage import live_study, why_kept
 from hvd_autosync.engine.mode import check_what_is_read, known_study, why_not_live
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions
@@ -35,9 +36,11 @@ def tune_live(job: Job, options: Options, listener: Listener) -> tuple[StudyReco
     """
     options = replace(options, mode="live")
     check_what_is_read(job, options)
-    known = known_study(job, options)
-    if known is None:
+    known = judged = known_study(job, options)
+    if judged is None:
         _check(job, options)
+    elif options.allow and not why_kept(judged):
+        known = live_study(job, options, judged) or judged
     store = TraceStore(options.store)
     follower = Follower(store, listener)
     training = Training(job, options, known.study_id if known else "")

@@ -102,6 +102,24 @@ def finished(options: Options, job: Job) -> AskTellStudy:
     return study
 
 
+@pytest.mark.parametrize("kept", ["", "its winner has local steps"])
+def test_after_lossy_knobs_were_judged_the_result_is_what_the_training_follows(
+    kept: str, tmp_path: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of its live stage, unless the winner of the launched trials is kept."""
+    options = Options(store=str(tmp_path / "t.db"), allow=("codec",), mode="live")
+    judged, stage = (
+        finished(options, JOB).record,
+        finished(options, replace(JOB, options=())).record,
+    )
+    monkeypatch.setattr(live_tuning, "known_study", lambda *_: judged)
+    monkeypatch.setattr(live_tuning, "live_study", lambda *_: stage)
+    monkeypatch.setattr(live_tuning, "why_kept", lambda _: kept)
+    record, training = tune_live(JOB, options, MagicMock())
+    assert record == (judged if kept else stage)
+    assert (training.study_id, started) == (record.study_id, [training])
+
+
 @pytest.mark.parametrize("value", ["live", "launched", "auto"])
 def test_the_argument_is_what_counts_as_the_mode(
     value: str, tmp_path: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch
