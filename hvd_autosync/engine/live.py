@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from hvd_autosync.engine.mode import NOT_LIVE_EXCHANGE
+from hvd_autosync.engine.mode import choices_not_live
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.training_context import training_context
@@ -17,16 +17,12 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, LiveRunner, Training, train_under
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.catalogue import catalogue_knob
-from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
 from hvd_autosync.search_space.knobs import CategoricalKnob, Value
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 #: How often one training is tuned again after drift.
 _MOST_RETUNES = 3
-#: Choices that an elastic job cannot have, as its ranks change without notice: a part of the states
-#: is on each rank, and steps are made later.
-_OF_OWNERS, _DEFERRED = "sharded", "priority"
 
 
 @dataclass(frozen=True)
@@ -133,13 +129,9 @@ class LiveStudy:
     def _tune(self) -> StudyRecord:
         """Tune the training, and let it go on under the winner."""
         failed = failed_choices(TraceStore(self._options.store))
-        unwanted = {name: set(choices) for name, choices in failed.items()}
-        for name in PARAMETER_CLASSES:
-            unwanted.setdefault(class_knob(name, "exchange"), set()).add(NOT_LIVE_EXCHANGE)
-            if self._training.elastic:
-                unwanted[class_knob(name, "exchange")].add(_OF_OWNERS)
-        if self._training.elastic:
-            unwanted.setdefault("order", set()).add(_DEFERRED)
+        unwanted = choices_not_live(elastic=self._training.elastic)
+        for name, choices in failed.items():
+            unwanted[name] = unwanted.get(name, set()) | choices
         if failed and not self._told:
             self._told = True
             named = sorted(f"{name}={value}" for name in failed for value in failed[name])

@@ -44,6 +44,8 @@ def live_job(begin: dict[str, Any]) -> Job:
     extensions.load()
     # Ranks of one host need not follow each other.
     hosts = tuple(Host(name, count) for name, count in Counter(begin["hosts"]).items())
+    if begin.get("elastic"):
+        hosts = tuple(sorted(hosts, key=lambda host: host.name))  # one that comes back is the last
     if given := os.environ.get(JOB_VARIABLE):
         job = Job.from_json(json.loads(given))
         return replace(job, hosts=hosts) if begin.get("elastic") else job

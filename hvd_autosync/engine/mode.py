@@ -9,19 +9,28 @@ from urllib.parse import urlsplit
 
 from hvd_autosync import extensions
 from hvd_autosync.engine.compatibility import why_again
-from hvd_autosync.engine.option_conflicts import not_live
+from hvd_autosync.engine.option_conflicts import not_elastic, not_live
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
 from hvd_autosync.search_space.horovod_settings import launch_knobs
+from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 
 #: It needs process sets from ``hvd.init()`` on. Horovod negotiates in each of them in every cycle,
 #: which delays all operations, also those of a training that ends up without it.
 NOT_LIVE_EXCHANGE = "hierarchical"
+#: Choices that an elastic job cannot have, as its ranks change without notice: a part of the states
+#: is on each rank, and steps are made later.
+_OF_OWNERS, _DEFERRED = "sharded", "priority"
+_WHY_NOT_LIVE: dict[Value, str] = {
+    NOT_LIVE_EXCHANGE: "needs process sets from the start",
+    _OF_OWNERS: "would lose states with a rank",
+    _DEFERRED: "would lose steps with a rank",
+}
 
 
 def why_launched(job: Job, options: Options) -> str | None:
@@ -94,10 +103,12 @@ def check_what_is_read(job: Job, options: Options) -> None:
     """Check what the helper of a training reads only once that has begun.
 
     Raises:
-        ConfigurationError: The space file is invalid.
+        ConfigurationError: The space file is invalid, or the job is elastic and cannot be tuned.
         StoreError: The store, which is used from this host, cannot be.
     """
-    load_restrictions(options.space, options.allow)
+    restrictions = load_restrictions(options.space, options.allow)
+    if job.elastic and (reason := why_not_live(job, options, restrictions)):
+        raise not_elastic(reason)
     if job.hosts[0] not in remote_hosts(job):
         TraceStore(options.store).close()
 
@@ -114,22 +125,34 @@ def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> st
         return reason
     if options.runner == "cold":
         return "--autosync-runner cold says how trials are launched"
-    if job.world_size == 1:
-        return "the job has a single rank, which synchronizes with no other"
-    if job.hosts[0] in remote_hosts(job):
-        return f"rank 0 and the process that tunes run on {job.hosts[0].name}, not on this host"
+    if not job.elastic:  # else both may change
+        if job.world_size == 1:
+            return "the job has a single rank, which synchronizes with no other"
+        if job.hosts[0] in remote_hosts(job):
+            return f"rank 0 and the process that tunes run on {job.hosts[0].name}, not on this host"
     if options.store and urlsplit(options.store).password:
         return "the address of the store has a password, which command lines of ranks would show"
-    at_start = launch_knobs(reinitializes=True)
+    at_start = launch_knobs(reinitializes=not job.elastic)
     if knobs := at_start & set(restrictions.get("knobs", ())):
         return f"Horovod reads {', '.join(sorted(knobs))} of the space file at its start"
-    for name in PARAMETER_CLASSES:
-        table = restrictions.get("knobs", {}).get(class_knob(name, "exchange"), {})
-        if NOT_LIVE_EXCHANGE in (table.get("fixed"), *table.get("choices", ())):
-            return f"{NOT_LIVE_EXCHANGE!r} of the space file needs process sets from the start"
+    for name, choices in choices_not_live(elastic=job.elastic).items():
+        table = restrictions.get("knobs", {}).get(name, {})
+        if asked := choices & {table.get("fixed"), *table.get("choices", ())}:
+            return f"{', '.join(map(str, asked))} of the space file {_WHY_NOT_LIVE[asked.pop()]}"
     if knobs := at_start & extensions.ADDED.knobs:
         return f"ranks read {', '.join(sorted(knobs))} of your extensions at their start"
     return None
+
+
+def choices_not_live(*, elastic: bool) -> dict[str, set[Value]]:
+    """Return the choices of each knob that no live trial tries.
+
+    Args:
+        elastic: Whether the ranks of the job may change.
+    """
+    choices: set[Value] = {NOT_LIVE_EXCHANGE, *[_OF_OWNERS] * elastic}
+    unwanted = {class_knob(name, "exchange"): set(choices) for name in PARAMETER_CLASSES}
+    return unwanted | ({"order": {_DEFERRED}} if elastic else {})
 
 
 def usable_study(store: TraceStore, key: str, options: Options) -> StudyRecord | None:

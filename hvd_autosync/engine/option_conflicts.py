@@ -98,11 +98,16 @@ def check_elastic(options: Options) -> None:
         if getattr(options, name) == value:
             reason = f"{option_name(name)} {value} launches trials"
     if reason:
-        raise ConfigurationError(
-            "an elastic job is tuned in its own steps only, because its ranks could change in a "
-            f"launched trial: {reason}",
-            hint="Remove that option, or tune with fixed hosts (-H, without --min-np).",
-        )
+        raise not_elastic(reason)
+
+
+def not_elastic(reason: str) -> ConfigurationError:
+    """Return the error of an elastic job that cannot be tuned for this reason."""
+    return ConfigurationError(
+        "an elastic job is tuned in its own steps only, because its ranks could change in a "
+        f"launched trial: {reason}",
+        hint="Remove what asks for that, or tune with fixed hosts (-H, without --min-np).",
+    )
 
 
 def not_live(options: Options) -> str:

@@ -24,6 +24,7 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.horovod_settings import launch_knobs
+from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.traces import StudyRecord, TraceStore
 
@@ -42,7 +43,7 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
         console: The console; standard output by default.
 
     Raises:
-        ConfigurationError: The space file cannot be used.
+        ConfigurationError: The space file cannot be used, or an elastic job cannot be tuned.
         StoreError: The store cannot be read.
     """
     console = console or PrintableConsole()
@@ -61,8 +62,7 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     if known is not None and known.space is not None:
         yield space_table(known.space, f"The search space of this job (study {known.study_id})")
     else:
-        fixed = () if where is None else launch_knobs(reinitializes=True)
-        yield from _possible(job, options, restrictions, fixed)
+        yield from _possible(job, options, restrictions, live=where is not None)
     yield from (
         "",
         _plan_text(options, known, where or "") + _live_stage(job, options, known),
@@ -72,9 +72,12 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
 
 def _where(job: Job, options: Options) -> str | None:
     """Return the sentence on where trials run, if that is in the training; else ``None``."""
-    from hvd_autosync.engine.mode import why_launched
+    from hvd_autosync.engine.mode import check_what_is_read, why_launched
 
     steps = "Trials are steps of the training itself"
+    if job.elastic:
+        check_what_is_read(job, options)
+        return f" {steps}, and whenever its ranks change, tuning starts over."
     if options.mode == "live":
         return f" {steps}."
     if options.mode == "auto" and why_launched(job, options) is None:
@@ -104,7 +107,7 @@ def _live_stage(job: Job, options: Options, known: StudyRecord | None) -> str:
 
 
 def _possible(
-    job: Job, options: Options, restrictions: dict[str, Any], fixed_knobs: Collection[str]
+    job: Job, options: Options, restrictions: dict[str, Any], *, live: bool
 ) -> Iterator[RenderableType]:
     """Yield what is known of the space before the trial of the default has profiled the model.
 
@@ -112,10 +115,14 @@ def _possible(
         job: The job.
         options: The options of its tuning.
         restrictions: The parsed space file.
-        fixed_knobs: Knobs that trials cannot change.
+        live: Whether trials are steps of the training.
     """
+    from hvd_autosync.engine.mode import choices_not_live
+
+    fixed_knobs = launch_knobs(reinitializes=not job.elastic) if live else ()
+    unwanted = choices_not_live(elastic=job.elastic) if live else {}
     possible = _possible_spaces(job, options, fixed_knobs)
-    spaces = [restrict_space(space, restrictions) for space in possible]
+    spaces = [without_choices(restrict_space(each, restrictions), unwanted) for each in possible]
     knobs: dict[str, Knob] = {knob.name: knob for space in spaces for knob in space.knobs}
     names = [knob.name for knob in every_knob() if knob.name in knobs]
     sure = [n for n in names if all(n in (k.name for k in space.knobs) for space in spaces)]

@@ -427,6 +427,9 @@ def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPat
     assert live_job(begin).hosts == (Host("a", 2), Host("b", 1))
     spread = {**begin, "hosts": ["a", "b", "a"]}
     assert live_job(spread).hosts == (Host("a", 2), Host("b", 1)), "not in order of rank"
+    back = {**begin, "hosts": ["b", "a", "a"]}
+    assert live_job(back).hosts[0].name == "b"
+    assert live_job({**back, "elastic": True}).hosts == live_job({**begin, "elastic": True}).hosts
     monkeypatch.setenv("HOROVOD_CONTROLLER", "gloo")
     assert live_job(begin).controller == "gloo"
     monkeypatch.setenv(JOB_VARIABLE, json.dumps(JOB.to_json()))

@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
 
 from hvd_autosync.engine import mode
-from hvd_autosync.engine.mode import only_trains, why_launched
+from hvd_autosync.engine.mode import check_what_is_read, only_trains, why_launched
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import settings_of, tuning_key
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host, SearchSpace, Strategy
 from hvd_autosync.traces import StudyStatus, TraceStore
@@ -85,6 +86,37 @@ def test_a_space_file_may_ask_for_process_sets(
     (tmp_path / "space.toml").write_text(f"[knobs.large_exchange]\n{table}\n")
     reason = why_launched(JOB, replace(options, space=str(tmp_path / "space.toml")))
     assert ("process sets" in (reason or "")) is launched
+
+
+ELASTIC = replace(JOB, options=("-np", "1", "--min-np", "1"), hosts=(Host("192.0.2.1", 1),))
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ("cache_capacity]\nfixed = 0", "cache_capacity"),
+        ('large_exchange]\nfixed = "sharded"', "lose states"),
+        ('order]\nchoices = ["arrival", "priority"]', "lose steps"),
+        ("buckets]\nhigh = 4", ""),
+    ],
+)
+def test_what_an_elastic_job_cannot_have_is_refused(
+    options: Options, tmp_path: Path, table: str, why: str
+) -> None:
+    (tmp_path / "space.toml").write_text(f"[knobs.{table}\n")
+    asked = replace(options, mode="live", space=str(tmp_path / "space.toml"))
+    if why:
+        with pytest.raises(ConfigurationError, match=why):
+            check_what_is_read(ELASTIC, asked)
+    else:
+        check_what_is_read(ELASTIC, asked)
+
+
+def test_an_elastic_job_does_not_show_the_password_of_its_store(options: Options) -> None:
+    asked = replace(options, mode="live", store="postgresql://me:secret@database/traces")
+    with pytest.raises(ConfigurationError, match="has a password") as refused:
+        check_what_is_read(ELASTIC, asked)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_damaged_study_of_another_job_changes_nothing(

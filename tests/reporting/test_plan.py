@@ -86,6 +86,16 @@ def test_live_trials_have_the_knobs_that_they_can_change(store: Any) -> None:
     assert "cycle_time_ms" in launched.split("Not in this job:")[0]
 
 
+def test_an_elastic_job_has_no_knob_that_its_own_trials_cannot_change(store: Any) -> None:
+    elastic = Job(("-np", "2", "--min-np", "2"), JOB.command, (Host("a", 2), Host("b", 2)))
+    text = printed(elastic, store, mode="live")
+    knobs, plan = text.split("Not in this job:")
+    assert "cache_capacity" not in knobs and "cycle_time_ms" not in knobs and "buckets" in knobs
+    for choice in ("sharded", "priority", "hierarchical,"):
+        assert choice not in knobs
+    assert "whenever its ranks change, tuning starts over" in " ".join(plan.split())
+
+
 def test_a_job_that_was_tuned_has_its_exact_space(store: Any, author: Any) -> None:
     from hvd_autosync.engine.study_options import tuning_key
 
