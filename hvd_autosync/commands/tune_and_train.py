@@ -170,7 +170,7 @@ def train_under_winner(
         _say(answer)
     kept.tell(job)
     if ended.drift:
-        _say(_keep_drift(record, options, ended.drift))
+        _say(keep_drift(record, options, ended.drift))
     return ended.status
 
 
@@ -233,8 +233,14 @@ def _keep_fallback(
     return f"{what}: from now on only --autosync-replay uses it"
 
 
-def _keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
-    """Record in the store that steps became slower; return the message."""
+def keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
+    """Record in the store that steps became slower; return the message.
+
+    Args:
+        study: The study under whose winner they did.
+        options: The options, with the store.
+        drift: The report, for people.
+    """
     from hvd_autosync.study.values import StudySettings
     from hvd_autosync.traces import TraceStore
 

@@ -160,7 +160,7 @@ class Trained:
             assert options.mode == "live"
             self.begun.append(beginning)
             beginning.on_fallback(64, "the loss has risen")
-            return RunOutcome(4)
+            return RunOutcome(4, drift="steps have become slower")
 
         monkeypatch.setattr(commands, "train_fixed", train_fixed)
         monkeypatch.setattr(commands, "train_live", train_live)
@@ -177,7 +177,10 @@ def test_a_training_after_launched_trials_is_tuned_live(
     (beginning,) = trained.begun
     assert (beginning.strategy, beginning.judged_by) == (record.winner, record.study_id)
     assert beginning.context.classes["large"]
-    assert "the loss guard has ended this strategy at step 64" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the loss guard has ended this strategy at step 64" in said
+    assert "the next run tunes again" in said
+    assert TraceStore(options.store).study(record.study_id).drift == ("steps have become slower",)
     assert excluded_strategies(TraceStore(options.store), record.job_key) == (record.winner,)
     assert commands.train_on(JOB, replace(options, reuse="only"), record, "it won") == 3
     assert trained.fixed == [record.study_id]
