@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvd_autosync.commands.live_train import train_live
-from hvd_autosync.commands.tune_and_train import KeptFallbacks, keep_drift, train_fixed
+from hvd_autosync.commands.tune_and_train import KeptFallbacks, tell_drift, train_fixed
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training import Beginning
 from hvd_autosync.launch.job import Job
@@ -58,7 +58,7 @@ def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> in
     ended = train_live(job, replace(options, mode="live"), beginning=beginning)
     fallbacks.tell(job)
     if ended.drift:
-        _say(keep_drift(record, options, ended.drift))
+        _say(tell_drift(record, options, ended.drift))
     return ended.status
 
 

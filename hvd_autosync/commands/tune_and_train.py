@@ -170,7 +170,7 @@ def train_under_winner(
         _say(answer)
     kept.tell(job)
     if ended.drift:
-        _say(keep_drift(record, options, ended.drift))
+        _say(tell_drift(record, options, ended.drift))
     return ended.status
 
 
@@ -233,7 +233,7 @@ def _keep_fallback(
     return f"{what}: from now on only --autosync-replay uses it"
 
 
-def keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
+def tell_drift(study: StudyRecord, options: Options, drift: str) -> str:
     """Record in the store that steps became slower; return the message.
 
     Args:
@@ -241,19 +241,17 @@ def keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
         options: The options, with the store.
         drift: The report, for people.
     """
-    from hvd_autosync.study.values import StudySettings
-    from hvd_autosync.traces import TraceStore
+    from hvd_autosync.engine.live_stage import keep_drift
 
-    if StudySettings.from_json(study.settings).retune:  # avoids endless searches
-        return (
-            "this job was already tuned again because steps became slower; to tune once more: "
-            "--autosync-reuse never"
-        )
     try:
-        TraceStore(options.store).keep_drift(study.study_id, [drift])
+        if keep_drift(study, options, drift):
+            return "steps became slower; the next run tunes again"
     except StoreError as error:
         return f"steps became slower; this could not be recorded in the store: {error}"
-    return "steps became slower; the next run tunes again"
+    return (
+        "this job was already tuned again because steps became slower; to tune once more: "
+        "--autosync-reuse never"
+    )
 
 
 def _say(line: str) -> None:

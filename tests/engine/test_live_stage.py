@@ -15,11 +15,12 @@ from hvd_autosync.engine.live_job import live_options
 from hvd_autosync.engine.live_stage import (
     has_live_stage,
     judged_study,
+    keep_drift,
     live_study,
     task_and_space_under,
     why_kept,
 )
-from hvd_autosync.engine.mode import why_launched
+from hvd_autosync.engine.mode import known_study, why_launched
 from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.engine.training import Beginning, RunOutcome
@@ -145,6 +146,17 @@ def test_the_helper_knows_under_what_its_training_has_begun(
     assert found.winner == begins, "the guard may have ended the study's winner"
 
 
+def finished(
+    store: TraceStore, judged: StudyRecord, key: str, settings: dict[str, Any]
+) -> StudyRecord:
+    """Return a finished study with task, space and winner of a judged one."""
+    study = store.create_study(job_key=key, command=(), settings=settings, versions={})
+    assert judged.space is not None
+    store.describe_task(study.study_id, judged.task, judged.space)
+    store.finish(study.study_id, StudyStatus.FINISHED, judged.outcome or {}, judged.winner)
+    return store.study(study.study_id)
+
+
 class Trained:
     """What was trained, and how."""
 
@@ -206,6 +218,36 @@ def test_a_training_that_was_tuned_live_starts_under_the_result(
     assert commands.train_on(JOB, options, record, "it won") == 3
     assert trained.fixed == [found.study_id] and not trained.begun
     assert f"(study {found.study_id})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("launched_again", "live_again", "in_place", "kept"),
+    [
+        (False, False, False, "both"),
+        (False, True, False, "both"),
+        (True, False, False, "live"),
+        (True, True, False, ""),
+        (True, True, True, "live"),
+    ],
+)
+def test_drift_after_a_live_stage_lets_codecs_be_judged_again(
+    options: Options,
+    judged: Judge,
+    launched_again: bool,
+    live_again: bool,
+    in_place: bool,
+    kept: str,
+) -> None:
+    """Once: a launched study that was itself such a judgement is not repeated."""
+    store, record = TraceStore(options.store), judged(CODED)
+    again = {**record.settings, "retune": launched_again}
+    launched = finished(store, record, record.job_key, again)
+    found = finished(store, record, "live", {"retune": live_again, "judged_by": launched.study_id})
+    assert keep_drift(found, options, "slower", in_place=in_place) is bool(kept)
+    assert bool(store.study(found.study_id).drift) is (kept in ("live", "both"))
+    assert (known_study(JOB, options) is None) is (kept == "both")
+    store.delete(launched.study_id)
+    assert keep_drift(found, options, "slower", in_place=True), "without the deleted study"
 
 
 def test_a_winner_that_is_no_codec_is_kept(
