@@ -41,6 +41,8 @@ def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> in
         return train_fixed(job, options, record, answer)
     known = live_study(job, options, record)
     if known is not None:
+        # Another one with this winner, older or deleted, may have been judged first.
+        known = replace(known, settings={**known.settings, "judged_by": record.study_id})
         answer, trace = closing_lines(known, options.store)
         _say(f"its training was tuned in its own steps before (study {known.study_id}): {answer}")
         status = train_fixed(job, options, known, answer)

@@ -162,10 +162,12 @@ class Trained:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fixed: list[str] = []
+        self.judged_by: list[str | None] = []
         self.begun: list[Beginning] = []
 
         def train_fixed(job: Any, options: Options, record: StudyRecord, answer: str) -> int:
             self.fixed.append(record.study_id)
+            self.judged_by.append(record.settings.get("judged_by"))
             return 3
 
         def train_live(job: Any, options: Options, *, beginning: Beginning) -> RunOutcome:
@@ -208,7 +210,8 @@ def test_a_training_that_was_tuned_live_starts_under_the_result(
     _, space = task_and_space_under(record, (), {})
     store = TraceStore(options.store)
     key = tuning_key(JOB, options, {}, record.winner)
-    found = store.create_study(job_key=key, command=(), settings={}, versions={})
+    settings = {"judged_by": "deleted"}
+    found = store.create_study(job_key=key, command=(), settings=settings, versions={})
     store.describe_task(found.study_id, record.task, space)
     outcome = Conclusion(space.default, "it won", "", 0.2).to_json()
     store.finish(found.study_id, StudyStatus.FINISHED, outcome, space.default)
@@ -217,6 +220,7 @@ def test_a_training_that_was_tuned_live_starts_under_the_result(
     trained = Trained(monkeypatch)
     assert commands.train_on(JOB, options, record, "it won") == 3
     assert trained.fixed == [found.study_id] and not trained.begun
+    assert trained.judged_by == [record.study_id], "a fallback is recorded there"
     assert f"(study {found.study_id})" in capsys.readouterr().err
 
 
