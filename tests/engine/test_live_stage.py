@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,6 +223,23 @@ def test_a_training_that_was_tuned_live_starts_under_the_result(
     assert trained.fixed == [found.study_id] and not trained.begun
     assert trained.judged_by == [record.study_id], "a fallback is recorded there"
     assert f"(study {found.study_id})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reuse", ["auto", "never"])
+def test_without_the_store_the_training_keeps_the_winner(
+    options: Options,
+    judged: Judge,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reuse: str,
+) -> None:
+    """It is lost between the trials and the training."""
+    trained, record = Trained(monkeypatch), judged(CODED)
+    Path(str(options.store)).write_text("no database")
+    assert commands.train_on(HERE, replace(options, reuse=reuse), record, "it won") == 3
+    assert trained.fixed == [record.study_id] and not trained.begun
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not tuned in its own steps" in line and "traces.db" in line
 
 
 @pytest.mark.parametrize(
