@@ -28,6 +28,10 @@ from hvd_autosync.util.variables import JUDGED_VARIABLE
 _HELD_GROUP = "codec"
 
 
+#: What :func:`why_kept` will find of a winner that is not known yet, as a condition for people.
+UNLESS_KEPT = "unless that has lossy knobs other than codecs, or the exchange hierarchical"
+
+
 def has_live_stage(job: Job, options: Options) -> bool:
     """Return whether the training of a job is tuned live after launched trials, if they allow it.
 
