@@ -136,7 +136,10 @@ class TrialSpec:
 
     @property
     def watched(self) -> bool:
-        """Whether a real training's steps are compared with the step time of the tuning."""
+        """Whether a real training's steps are compared with the step time of the tuning.
+
+        Those of one that is tuned live are not meanwhile.
+        """
         return self.measured_steps == 0 and self.expected_step_s > 0
 
     @property

@@ -26,7 +26,7 @@ def train_auto(job: Job, options: Options) -> int:
         AutosyncError: As of :func:`train_live` and :func:`tune_and_train`.
         KeyboardInterrupt: Ctrl-C, as of :func:`tune_and_train`.
     """
-    from hvd_autosync.engine.live_stage import has_live_stage
+    from hvd_autosync.engine.live_stage import UNLESS_KEPT, has_live_stage
     from hvd_autosync.engine.mode import why_launched
 
     reason, launched = why_launched(job, options), replace(options, mode="launched")
@@ -41,8 +41,8 @@ def train_auto(job: Job, options: Options) -> int:
         return tune_and_train(job, launched)
     staged = bool(options.allow) and has_live_stage(job, options)
     if reason:
-        then = "; then the training is tuned in its own steps, under what they find" * staged
-        _say(f"trials are launched: {reason}{then}")
+        then = "; then the training is tuned in its own steps, under what they find"
+        _say(f"trials are launched: {reason}" + f"{then}, {UNLESS_KEPT}" * staged)
     return tune_and_train(job, launched, train_on) if staged else tune_and_train(job, launched)
 
 

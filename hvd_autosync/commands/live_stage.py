@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvd_autosync.commands.live_train import train_live
-from hvd_autosync.commands.tune_and_train import KeptFallbacks, train_fixed
+from hvd_autosync.commands.tune_and_train import KeptFallbacks, tell_drift, train_fixed
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training import Beginning
+from hvd_autosync.errors import StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.util.printable import printable
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
     """Run the training under the winner of launched trials, and tune it live; return its status.
 
-    A training that was tuned so before starts under the result of that.
+    A training that was tuned so before starts under the result of that. Where the store cannot be
+    used any more, the training keeps the winner.
 
     Args:
         job: The job.
@@ -33,14 +35,23 @@ def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> in
         AutosyncError: As of :func:`train_live`.
     """
     from hvd_autosync.engine.live_stage import live_study, why_kept
+    from hvd_autosync.engine.mode import check_what_is_read
     from hvd_autosync.engine.training_context import training_context
     from hvd_autosync.reporting import closing_lines
 
-    if why := why_kept(record):
+    why, known = why_kept(record), None
+    try:
+        if not why:
+            check_what_is_read(job, options)
+            known = live_study(job, options, record)
+    except StoreError as error:
+        why = error.message
+    if why:
         _say(f"the training keeps this strategy and is not tuned in its own steps: {why}")
         return train_fixed(job, options, record, answer)
-    known = live_study(job, options, record)
     if known is not None:
+        # Another one with this winner, older or deleted, may have been judged first.
+        known = replace(known, settings={**known.settings, "judged_by": record.study_id})
         answer, trace = closing_lines(known, options.store)
         _say(f"its training was tuned in its own steps before (study {known.study_id}): {answer}")
         status = train_fixed(job, options, known, answer)
@@ -57,6 +68,8 @@ def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> in
     )
     ended = train_live(job, replace(options, mode="live"), beginning=beginning)
     fallbacks.tell(job)
+    if ended.drift:
+        _say(tell_drift(record, options, ended.drift))
     return ended.status
 
 

@@ -170,7 +170,7 @@ def train_under_winner(
         _say(answer)
     kept.tell(job)
     if ended.drift:
-        _say(_keep_drift(record, options, ended.drift))
+        _say(tell_drift(record, options, ended.drift))
     return ended.status
 
 
@@ -233,21 +233,25 @@ def _keep_fallback(
     return f"{what}: from now on only --autosync-replay uses it"
 
 
-def _keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
-    """Record in the store that steps became slower; return the message."""
-    from hvd_autosync.study.values import StudySettings
-    from hvd_autosync.traces import TraceStore
+def tell_drift(study: StudyRecord, options: Options, drift: str) -> str:
+    """Record in the store that steps became slower; return the message.
 
-    if StudySettings.from_json(study.settings).retune:  # avoids endless searches
-        return (
-            "this job was already tuned again because steps became slower; to tune once more: "
-            "--autosync-reuse never"
-        )
+    Args:
+        study: The study under whose winner they did.
+        options: The options, with the store.
+        drift: The report, for people.
+    """
+    from hvd_autosync.engine.live_stage import keep_drift
+
     try:
-        TraceStore(options.store).keep_drift(study.study_id, [drift])
+        if keep_drift(study, options, drift):
+            return "steps became slower; the next run tunes again"
     except StoreError as error:
         return f"steps became slower; this could not be recorded in the store: {error}"
-    return "steps became slower; the next run tunes again"
+    return (
+        "this job was already tuned again because steps became slower; to tune once more: "
+        "--autosync-reuse never"
+    )
 
 
 def _say(line: str) -> None:

@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from hvd_autosync.engine.live_stage import keep_drift
 from hvd_autosync.engine.mode import choices_not_live
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
@@ -104,7 +105,7 @@ class LiveStudy:
                 self._training.wait()
             drift = self._training.wait("drift")["text"]
             if self._ends():
-                TraceStore(self._options.store).keep_drift(study.study_id, [drift])
+                keep_drift(study, self._options, drift, in_place=True)
                 self._listener.on_notice(
                     "the training is not tuned again, because its tuning was ended; the next run "
                     "of this job is"
@@ -117,7 +118,7 @@ class LiveStudy:
                 )
                 self._training.wait()
             # Only now: the next run of the job would tune again, too.
-            TraceStore(self._options.store).keep_drift(study.study_id, [drift])
+            keep_drift(study, self._options, drift, in_place=True)
 
     def _keep_best(self, study: AskTellStudy) -> None:
         """Let the training go on under the best that is known, after the end of its tuning."""

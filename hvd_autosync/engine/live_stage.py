@@ -28,6 +28,10 @@ from hvd_autosync.util.variables import JUDGED_VARIABLE
 _HELD_GROUP = "codec"
 
 
+#: What :func:`why_kept` will find of a winner that is not known yet, as a condition for people.
+UNLESS_KEPT = "unless that has lossy knobs other than codecs, or the exchange hierarchical"
+
+
 def has_live_stage(job: Job, options: Options) -> bool:
     """Return whether the training of a job is tuned live after launched trials, if they allow it.
 
@@ -97,6 +101,32 @@ def judged_study(options: Options) -> StudyRecord | None:
     with closing(TraceStore(options.store)) as store:
         # A fallback of the loss guard may have left another one to the training.
         return replace(store.study(study_id), winner=spec.strategy)
+
+
+def keep_drift(study: StudyRecord, options: Options, drift: str, *, in_place: bool = False) -> bool:
+    """Record that steps became slower; return whether the next run of the job tunes again.
+
+    After a live stage the study of launched trials has the report, too: codecs are judged again. A
+    study that was itself a re-tuning gets none, which avoids endless searches.
+
+    Args:
+        study: The study under whose winner they did.
+        options: The options, with the store.
+        drift: The report, for people.
+        in_place: Whether the training is tuned again at once, which has a limit of its own.
+
+    Raises:
+        StoreError: The store cannot be used.
+    """
+    with closing(TraceStore(options.store)) as store:
+        kept = [study.study_id] if in_place or not study.settings.get("retune") else []
+        launched = study.settings.get("judged_by")
+        # It may have been deleted.
+        if launched in store.ids() and not store.study(launched).settings.get("retune"):
+            kept = [study.study_id, launched]
+        for study_id in kept:
+            store.keep_drift(study_id, [drift])
+    return bool(kept)
 
 
 def task_and_space_under(

@@ -70,10 +70,14 @@ class Options:
         at_least(defaults.LEAST["trials"]),
         "N",
         "Maximum number of trials before confirmation, including the trial of the default "
-        "strategy.",
+        "strategy; a live stage after launched trials has as many again.",
     )
     minutes: float | None = _option(
-        None, positive, "M", "Maximum duration of tuning in minutes, including confirmation."
+        None,
+        positive,
+        "M",
+        "Maximum duration of tuning in minutes, including confirmation; a live stage after "
+        "launched trials has as many again.",
     )
     expected_hours: float | None = _option(
         None,

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -195,10 +195,7 @@ def run_training(
         if number and not status and spec and folder and not Path(folder, ENDED_FILE).exists():
             status = 128 + number
         outcome = RunReport.read(folder) if recurring and folder else None
-        with contextlib.suppress(OSError):  # no drift was reported
-            drift = Path(folder, DRIFT_FILE).read_text()
-            return RunOutcome(status, drift, outcome, bool(number))
-    return RunOutcome(status, report=outcome, stopped=bool(number))
+        return RunOutcome(status, _drift(folder), outcome, bool(number))
 
 
 def run_live_training(
@@ -234,9 +231,8 @@ def run_live_training(
                 folder = Path(stack.enter_context(temporary))
             (folder / ENDED_NOTE).unlink(missing_ok=True)  # of a start before
         if beginning is not None:
-            # Steps of trials are not compared with a known step time.
-            context = replace(beginning.context, expected_step_s=0.0)
-            spec = _spec(strategy, context, "" if folder is None else str(folder), recurring=False)
+            known = beginning.context
+            spec = _spec(strategy, known, "" if folder is None else str(folder), recurring=False)
             environment |= {JUDGED_VARIABLE: beginning.judged_by, **worker_environment(spec)}
         if folder is None:
             status, number = _run(job, strategy, environment)
@@ -255,7 +251,15 @@ def run_live_training(
         )
         if number and not status and not (folder / ENDED_NOTE).exists():
             status = 128 + number  # lost, as in run_training
-    return RunOutcome(status, stopped=bool(number), refusal=reason, begun=begun)
+        drift = _drift(str(folder))
+    return RunOutcome(status, drift, stopped=bool(number), refusal=reason, begun=begun)
+
+
+def _drift(folder: str) -> str:
+    """Return rank 0's report of drift in a folder; empty without one."""
+    with contextlib.suppress(OSError):
+        return Path(folder, DRIFT_FILE).read_text() if folder else ""
+    return ""
 
 
 @contextlib.contextmanager

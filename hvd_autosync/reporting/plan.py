@@ -93,17 +93,21 @@ def _live_stage(job: Job, options: Options, known: StudyRecord | None) -> str:
         options: The options of its tuning.
         known: An earlier study of the job.
     """
-    from hvd_autosync.engine.live_stage import has_live_stage, live_study, why_kept
+    from hvd_autosync.engine.live_stage import UNLESS_KEPT, has_live_stage, live_study, why_kept
 
     if not has_live_stage(job, options):
         return ""
-    then = "The exact knobs are then tuned in the steps of the training, which begins under it."
+    limits = "as many trials" if options.minutes is None else "as many trials and minutes"
+    then = (
+        " The exact knobs are then tuned in the steps of the training, which begins under it, with "
+        f"{limits} again"
+    )
     if known is None or options.reuse == "never":
-        return f" {then}"
+        return f"{then}, {UNLESS_KEPT}."
     tuned = live_study(job, options, known)
     if tuned is not None:
         return f" Its training was tuned in its own steps, too, by study {tuned.study_id}."
-    return "" if why_kept(known) or options.reuse == "only" else f" {then}"
+    return "" if why_kept(known) or options.reuse == "only" else f"{then}."
 
 
 def _possible(

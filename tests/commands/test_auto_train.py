@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,16 @@ def test_a_reason_known_before(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == lines
     assert all("one rank" in line for line in said)
+
+
+def test_a_live_stage_is_announced_with_its_condition(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(auto_train, "tune_and_train", lambda *given: len(given))
+    options = Options(mode="auto", allow=("codec",), store=str(tmp_path / "traces.db"))
+    assert auto_train.train_auto(JOB, options) == 3, "with what trains after it"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "tuned in its own steps, under what they find, unless that has lossy" in line
 
 
 def test_a_reason_found_by_the_ranks(

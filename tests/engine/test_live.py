@@ -23,6 +23,7 @@ from hvd_autosync.engine.mode import is_tuned
 from hvd_autosync.engine.options import Options, options_environment, resolve_options
 from hvd_autosync.engine.replay import verify
 from hvd_autosync.engine.study_options import settings_of, tuning_key
+from hvd_autosync.engine.training import TrainingContext
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, Training, TrainingEnded, TrainingLost
@@ -263,6 +264,24 @@ def test_drift_opens_the_search_again(tmp_path: Path) -> None:
     assert store.study(first.study_id).drift == ("steps have become slower",)
     assert second.study_id != first.study_id
     assert second.settings["retune"]
+
+
+def test_drift_in_a_live_stage_lets_its_codecs_be_judged_again(
+    tmp_path: Path, judged: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, record = options(tmp_path, allow=("codec",)), judged(CODED)
+    store = TraceStore(chosen.store)
+    settings = {"judged_by": record.study_id, "retune": True}
+    found = store.create_study(job_key="live", command=(), settings=settings, versions={})
+    tune = MagicMock(side_effect=[found, TrainingEnded("the training has ended")])
+    monkeypatch.setattr(live, "tune", tune)
+    monkeypatch.setattr(live, "training_context", lambda *_: TrainingContext())
+    study, _ = study_of(SimulatedTraining(drifts=1), chosen, judged=record)
+    with pytest.raises(TrainingEnded):
+        study.run()
+    assert store.study(record.study_id).drift == ("steps have become slower",)
+    assert store.study(found.study_id).drift, "and the training was tuned again at once"
+    assert tune.call_count == 2
 
 
 def test_a_training_that_drifts_for_ever_is_not_tuned_for_ever(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from hvd_autosync.engine.live_job import live_options
 from hvd_autosync.engine.live_stage import (
     has_live_stage,
     judged_study,
+    keep_drift,
     live_study,
     task_and_space_under,
     why_kept,
 )
-from hvd_autosync.engine.mode import why_launched
+from hvd_autosync.engine.mode import known_study, why_launched
 from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.engine.training import Beginning, RunOutcome
@@ -145,22 +147,35 @@ def test_the_helper_knows_under_what_its_training_has_begun(
     assert found.winner == begins, "the guard may have ended the study's winner"
 
 
+def finished(
+    store: TraceStore, judged: StudyRecord, key: str, settings: dict[str, Any]
+) -> StudyRecord:
+    """Return a finished study with task, space and winner of a judged one."""
+    study = store.create_study(job_key=key, command=(), settings=settings, versions={})
+    assert judged.space is not None
+    store.describe_task(study.study_id, judged.task, judged.space)
+    store.finish(study.study_id, StudyStatus.FINISHED, judged.outcome or {}, judged.winner)
+    return store.study(study.study_id)
+
+
 class Trained:
     """What was trained, and how."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fixed: list[str] = []
+        self.judged_by: list[str | None] = []
         self.begun: list[Beginning] = []
 
         def train_fixed(job: Any, options: Options, record: StudyRecord, answer: str) -> int:
             self.fixed.append(record.study_id)
+            self.judged_by.append(record.settings.get("judged_by"))
             return 3
 
         def train_live(job: Any, options: Options, *, beginning: Beginning) -> RunOutcome:
             assert options.mode == "live"
             self.begun.append(beginning)
             beginning.on_fallback(64, "the loss has risen")
-            return RunOutcome(4)
+            return RunOutcome(4, drift="steps have become slower")
 
         monkeypatch.setattr(commands, "train_fixed", train_fixed)
         monkeypatch.setattr(commands, "train_live", train_live)
@@ -177,7 +192,10 @@ def test_a_training_after_launched_trials_is_tuned_live(
     (beginning,) = trained.begun
     assert (beginning.strategy, beginning.judged_by) == (record.winner, record.study_id)
     assert beginning.context.classes["large"]
-    assert "the loss guard has ended this strategy at step 64" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the loss guard has ended this strategy at step 64" in said
+    assert "the next run tunes again" in said
+    assert TraceStore(options.store).study(record.study_id).drift == ("steps have become slower",)
     assert excluded_strategies(TraceStore(options.store), record.job_key) == (record.winner,)
     assert commands.train_on(JOB, replace(options, reuse="only"), record, "it won") == 3
     assert trained.fixed == [record.study_id]
@@ -193,7 +211,8 @@ def test_a_training_that_was_tuned_live_starts_under_the_result(
     _, space = task_and_space_under(record, (), {})
     store = TraceStore(options.store)
     key = tuning_key(JOB, options, {}, record.winner)
-    found = store.create_study(job_key=key, command=(), settings={}, versions={})
+    settings = {"judged_by": "deleted"}
+    found = store.create_study(job_key=key, command=(), settings=settings, versions={})
     store.describe_task(found.study_id, record.task, space)
     outcome = Conclusion(space.default, "it won", "", 0.2).to_json()
     store.finish(found.study_id, StudyStatus.FINISHED, outcome, space.default)
@@ -202,7 +221,55 @@ def test_a_training_that_was_tuned_live_starts_under_the_result(
     trained = Trained(monkeypatch)
     assert commands.train_on(JOB, options, record, "it won") == 3
     assert trained.fixed == [found.study_id] and not trained.begun
+    assert trained.judged_by == [record.study_id], "a fallback is recorded there"
     assert f"(study {found.study_id})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reuse", ["auto", "never"])
+def test_without_the_store_the_training_keeps_the_winner(
+    options: Options,
+    judged: Judge,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reuse: str,
+) -> None:
+    """It is lost between the trials and the training."""
+    trained, record = Trained(monkeypatch), judged(CODED)
+    Path(str(options.store)).write_text("no database")
+    assert commands.train_on(HERE, replace(options, reuse=reuse), record, "it won") == 3
+    assert trained.fixed == [record.study_id] and not trained.begun
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not tuned in its own steps" in line and "traces.db" in line
+
+
+@pytest.mark.parametrize(
+    ("launched_again", "live_again", "in_place", "kept"),
+    [
+        (False, False, False, "both"),
+        (False, True, False, "both"),
+        (True, False, False, "live"),
+        (True, True, False, ""),
+        (True, True, True, "live"),
+    ],
+)
+def test_drift_after_a_live_stage_lets_codecs_be_judged_again(
+    options: Options,
+    judged: Judge,
+    launched_again: bool,
+    live_again: bool,
+    in_place: bool,
+    kept: str,
+) -> None:
+    """Once: a launched study that was itself such a judgement is not repeated."""
+    store, record = TraceStore(options.store), judged(CODED)
+    again = {**record.settings, "retune": launched_again}
+    launched = finished(store, record, record.job_key, again)
+    found = finished(store, record, "live", {"retune": live_again, "judged_by": launched.study_id})
+    assert keep_drift(found, options, "slower", in_place=in_place) is bool(kept)
+    assert bool(store.study(found.study_id).drift) is (kept in ("live", "both"))
+    assert (known_study(JOB, options) is None) is (kept == "both")
+    store.delete(launched.study_id)
+    assert keep_drift(found, options, "slower", in_place=True), "without the deleted study"
 
 
 def test_a_winner_that_is_no_codec_is_kept(

@@ -28,7 +28,7 @@ from hvd_autosync.launch.sweep import processes_of
 from hvd_autosync.runtime.driver.environment import spec_from_environment
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.search_space import Host, Strategy
-from hvd_autosync.search_space.trial import ENDED_FILE, FALLBACK_FILE, OUTCOME_FILE
+from hvd_autosync.search_space.trial import DRIFT_FILE, ENDED_FILE, FALLBACK_FILE, OUTCOME_FILE
 from hvd_autosync.util.variables import (
     BEGUN_NOTE,
     ENDED_NOTE,
@@ -176,7 +176,7 @@ def test_what_a_training_notes_that_is_tuned_in_its_own_steps(
 def test_a_training_that_is_tuned_live_may_begin_under_a_strategy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its ranks are told it and its losses, and no step time; its guard is listened to."""
+    """Its ranks are told it, its losses and its step time; guard and drift are listened to."""
     fallbacks: list[tuple[int, str]] = []
 
     def run(
@@ -184,9 +184,10 @@ def test_a_training_that_is_tuned_live_may_begin_under_a_strategy(
     ) -> tuple[int, int]:
         spec = spec_from_environment(environment)
         assert spec is not None and spec.strategy == strategy and spec.classes
-        assert not spec.watched and not spec.measured_steps
+        assert spec.watched and spec.expected_step_s == 0.1 and not spec.measured_steps
         assert environment[JUDGED_VARIABLE] == "5" and environment["HOROVOD_CACHE_CAPACITY"] == "0"
         Path(spec.driver_folder, FALLBACK_FILE).write_text('{"step": 96, "reason": "it rises"}')
+        Path(spec.driver_folder, DRIFT_FILE).write_text("steps have become slower")
         return 0, 0
 
     monkeypatch.setattr(training, "_run", run)
@@ -194,7 +195,8 @@ def test_a_training_that_is_tuned_live_may_begin_under_a_strategy(
     strategy = Strategy({"large_codec": "fp16", "cache_capacity": 0})
     context = TrainingContext({"large": ("weight",)}, expected_step_s=0.1)
     beginning = Beginning(strategy, "5", context, lambda *said: fallbacks.append(said))
-    assert run_live_training(job, {}, beginning=beginning).status == 0
+    ended = run_live_training(job, {}, beginning=beginning)
+    assert (ended.status, ended.drift) == (0, "steps have become slower")
     assert fallbacks == [(96, "it rises")]
 
 

@@ -117,6 +117,8 @@ def test_after_launched_trials_of_lossy_knobs_exact_ones_are_tuned_live(
 
     here, staged = Job(JOB.options, JOB.command, (Host("localhost", 2),)), "begins under it"
     assert staged in " ".join(printed(here, store, allow=("codec",)).split())
+    unless = "with as many trials and minutes again, unless that has lossy knobs other than codecs"
+    assert unless in " ".join(printed(here, store, allow=("codec",), minutes=5.0).split())
     assert staged not in " ".join(printed(here, store).split())
     assert staged not in " ".join(printed(here, store, allow=("codec",), mode="launched").split())
     options = Options(store=store.name, allow=("codec",))
@@ -130,5 +132,5 @@ def test_after_launched_trials_of_lossy_knobs_exact_ones_are_tuned_live(
         ids.append(study.study_id)
         text = " ".join(printed(here, store, allow=("codec",)).split())
         assert f"reuse the winner of study {ids[0]}" in text
-        assert (staged in text) is (begins is None)
+        assert (staged in text) is (begins is None) and "unless" not in text, "it is known"
     assert f"by study {ids[1]}" in text

@@ -19,5 +19,7 @@ def fall_back_to_exact(optimizer: Any, *, together: bool = False) -> None:
     if current.run_summary is not None:
         current.run_summary.fell_back = True
     current.watch = None  # longer steps are expected now
-    if current.live is not None and together:
-        current.live.lossy_ended()
+    if current.live is not None:
+        current.live.watch = None
+        if together:
+            current.live.lossy_ended()

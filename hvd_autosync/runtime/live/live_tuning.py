@@ -83,6 +83,7 @@ class LiveTuning(JoinHook):
         own_because: Why an optimizer is Horovod's own, on all ranks; empty: none has to be.
         barred: Why this rank is not to be tuned; empty: it is.
         failed: Whether the last step has failed.
+        watch: Watches the steps after a tuning without a result; ``None``: their time is unknown.
     """
 
     def __init__(self, helper: Helper | None, refusal: str = "") -> None:
@@ -90,7 +91,7 @@ class LiveTuning(JoinHook):
         self._refusal = refusal
         # Weak, so that optimizers that the script drops are collected; with the knobs they fix.
         self._optimizers: dict[weakref.ref[Any], frozenset[str]] = {}
-        self.own_because = self.barred = ""
+        self.own_because, self.barred, self.watch = "", "", current.watch
         self._epochs = Epochs(self)
         self._epochs.call_on_begin(self._epoch_begins)
         register_join_hook(self)
@@ -248,8 +249,7 @@ class LiveTuning(JoinHook):
                 self._finish(trial, *ending)
             if self._late and self._strategy is not None and not self._ended:
                 self._include_late(self._strategy)
-            message = self._postponed or agreed.message
-            if message is not None:
+            if message := self._postponed or agreed.message:
                 self._try_to_obey(message)
         if not self._ended:
             wait = agreed.wait_steps if self._watching else min(agreed.wait_steps, _MOST_STEPS)
@@ -343,9 +343,7 @@ class LiveTuning(JoinHook):
 
     def _finish(self, trial: LiveTrial, status: TrialStatus, reason: str) -> None:
         device = device_name(gradient_device(self.living()))
-        owned = (
-            frozenset.intersection(*self._optimizers.values()) if self._optimizers else frozenset()
-        )
+        owned = frozenset.intersection(*self._optimizers.values() or [frozenset()])
         fields: dict[str, Any] = {"profile": trial.profile, "owned": tuple(sorted(owned))}
         result = trial.result(status, reason, device=device, **fields)
         self._trial = None
@@ -429,6 +427,8 @@ class LiveTuning(JoinHook):
     def _end(self, reason: str) -> None:
         """End the tuning without a conclusion."""
         self._ended = True
+        if self._strategy in (Strategy(), current.strategy):  # its step time may be known
+            current.watch = self.watch
         if rank() == 0:
             what = "live tuning has ended" if self._clock.tuned else "this training is not tuned"
             print_line(f"{what}: {reason}")

@@ -71,7 +71,7 @@ class DriftWatch:
 
     Args:
         expected_s: Seconds of a step as tuning measured it.
-        folder: The driver's folder; a report is written there if it is on this host.
+        folder: The driver's folder; a report is written there if on this host. Empty: no report.
         round_steps: Steps of a round of local steps; the time of a step is the mean over one.
         clock: Returns seconds.
         window_s: Shortest window, seconds.
@@ -154,5 +154,6 @@ class DriftWatch:
             )
             print_line(text)
             self._on_drift(text)
-            with contextlib.suppress(OSError):  # the driver may be on another host
-                Path(self._folder, DRIFT_FILE).write_text(text)
+            if self._folder:
+                with contextlib.suppress(OSError):  # the driver may be on another host
+                    Path(self._folder, DRIFT_FILE).write_text(text)

@@ -25,10 +25,12 @@ from hvd_autosync.runtime.collectives.agreement import on_all
 from hvd_autosync.runtime.collectives.operations import join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.collectives.reinitialize import NotNowError
+from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.live import live_trial, live_tuning
 from hvd_autosync.runtime.live.attach import switchable
 from hvd_autosync.runtime.live.helper import LOST, Message
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
+from hvd_autosync.runtime.measure.drift import DriftWatch
 from hvd_autosync.runtime.patches.exits import watch_failed_operations
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.runtime.trial import probe
@@ -37,7 +39,7 @@ from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.util.variables import STOPPED_VARIABLE, TUNING_ENDED_NOTE
 
-FAST, ODD, BEST, PORTLESS = (Strategy({"buckets": count}) for count in (3, 5, 7, 9))
+FAST, ODD, BEST, PORTLESS, BEGUN = (Strategy({"buckets": n}) for n in (3, 5, 7, 9, 11))
 
 
 class Optimizer:
@@ -352,6 +354,54 @@ def test_where_the_loss_guard_ends_the_codec_tuning_ends_under_the_best(
     assert not helper.results() and helper.closed
     (line,) = (each for each in capsys.readouterr().err.splitlines() if "live tuning" in each)
     assert line.endswith("the loss guard has ended its lossy strategy"), "only what is exact stays"
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "fell_back", "watched"),
+    [(None, False, True), (BEGUN, False, True), (FAST, False, False), (None, True, False)],
+)
+def test_a_training_whose_tuning_has_no_result_is_watched_as_it_began(
+    attached: Attached,
+    monkeypatch: pytest.MonkeyPatch,
+    goes_on: Strategy | None,
+    fell_back: bool,
+    watched: bool,
+) -> None:
+    """Not under another strategy, nor once the loss guard has ended its codec."""
+    monkeypatch.setattr(current, "strategy", BEGUN)
+    monkeypatch.setattr(current, "watch", None)
+    monkeypatch.setattr(Synchronizer, "make_exact", lambda *_, **__: None)
+    known = DriftWatch(0.1, "")
+    seen: list[object] = []
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        monkeypatch.setattr(current, "live", tuning)
+        if number == 1:
+            tuning.watch = known
+        if number == 5 and fell_back:
+            fall_back_to_exact(optimizer)
+        seen.append(current.watch)
+
+    use = [] if goes_on is None else [{"type": "use", **named(goes_on)}]
+    stop = {"type": "stop", "reason": "the store is full"}
+    train(attached, Helper(trial(FAST), *use, stop), lambda _: [300], before_step=before)
+    assert seen[0] is None and (seen[-1] is known) is watched
+
+
+def test_a_training_that_cannot_be_tuned_is_watched_as_it_began(
+    attached: Attached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = DriftWatch(0.1, "")
+    monkeypatch.setattr(current, "watch", known)
+    seen: list[object] = []
+    train(
+        attached,
+        Helper(),
+        lambda _: [2],
+        ranks=1,
+        before_step=lambda *_: seen.append(current.watch),
+    )
+    assert seen == [None, known]
 
 
 def test_ranks_that_left_out_other_steps_end_a_trial_together(attached: Attached) -> None:

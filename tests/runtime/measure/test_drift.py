@@ -80,6 +80,16 @@ def test_slower_steps_are_reported_once_by_rank_0_and_recorded(
     assert (tmp_path / DRIFT_FILE).read_text() == text
 
 
+def test_without_a_driver_no_file_is_left_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    training = Training(tmp_path, monkeypatch)
+    training.watch = DriftWatch(0.1, "", clock=lambda: training.now)
+    training.windows(30, waiting=0.14)
+    assert said() and list(tmp_path.iterdir()) == []
+
+
 def test_other_ranks_leave_that_to_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
