@@ -297,6 +297,7 @@ def test_where_the_loss_guard_ends_the_codec_live_tuning_ends(job: LiveJob) -> N
     space = job.folder / "space.toml"
     space.write_text('[knobs.rest_codec]\nfixed = "fp16"\n')
     words = job.flag("--diverges", mode="auto")
+    words[words.index("--autosync-steps") + 1] = "100"  # the guard looks at several windows of 32
     words[words.index("--autosync") : 0] = [
         "--autosync-allow",
         "codec",
