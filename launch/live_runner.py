@@ -71,7 +71,8 @@ class Training:
     Args:
         received: Lines from rank 0.
         sent: Takes lines for rank 0.
-        on_end: Called in another thread once rank 0 has hung up.
+        on_end: Called in another thread once rank 0 has hung up, or says that ranks change; maybe
+            twice. Not where :meth:`kill` has ended it.
         stopped: Whether the job is known to be stopped from outside, as by Ctrl-C.
 
     Attributes:
@@ -95,12 +96,15 @@ class Training:
         self._parent = os.getppid()
         self._sent = sent
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(received,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(received,), daemon=True)
+        self._reader.start()
 
     def _read(self, received: IO[bytes]) -> None:
         with contextlib.suppress(ValueError):  # rank 0 was killed in the midst of a line
             for line in received:
-                self._queue.put(json.loads(line))
+                self._queue.put(message := json.loads(line))
+                if message["type"] == "reset":  # its children may hold the pipe open
+                    self._on_end()
         self._queue.put(None)
         self._on_end()
 
@@ -134,6 +138,15 @@ class Training:
         """Let the training go on as it is, without further trials."""
         with contextlib.suppress(LiveTuningError):
             self.send({"type": "stop", "reason": reason})
+
+    def kill(self) -> None:
+        """End rank 0, which hangs: its launcher then ends all ranks, or goes on without its host."""
+        self._on_end = lambda: None  # this takes its time, and is to be recorded
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                if self.process:  # 0 would be this process's own group
+                    os.kill(self.process, number)
+            time.sleep(_GRACE_S)
 
     def wait(self, *kinds: str, waiting: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the next message of these types.
@@ -266,12 +279,7 @@ class LiveRunner:
             silent_s = 0.0
 
     def _kill(self, reason: str) -> NoReturn:
-        """End a job that hangs: its launcher ends all ranks once rank 0 has ended."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                if self._training.process:  # 0 would be this process's own group
-                    os.kill(self._training.process, number)
-            time.sleep(_GRACE_S)
+        self._training.kill()
         raise TrainingHung(f"the training was ended, because it hung ({reason}),")
 
     def _probe(self, spec: TrialSpec, progress: Callable[[TrialProgress], None]) -> TrialResult:

@@ -247,6 +247,23 @@ def test_a_job_that_hangs_is_killed(rank: Rank, monkeypatch: pytest.MonkeyPatch)
     assert "no step for" in hung.reason
 
 
+def test_the_end_of_a_killed_rank_does_not_end_the_helper_before_the_hang_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In an elastic job it would, within a second."""
+    monkeypatch.setattr(live_runner, "_GRACE_S", 0.0)
+    ended: list[str] = []
+    to_helper = os.pipe()
+    with os.fdopen(to_helper[1], "wb"), open(os.devnull, "wb") as sent:
+        received = os.fdopen(to_helper[0], "rb")
+        training = Training(received, sent, on_end=lambda: ended.append("ended"))
+        training.kill()
+    with pytest.raises(TrainingLost):
+        training.wait()
+    training._reader.join()
+    assert not ended
+
+
 def test_before_it_has_begun_no_process_is_signalled(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
