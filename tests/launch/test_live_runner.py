@@ -227,6 +227,31 @@ def test_ranks_of_an_elastic_job_that_change_in_a_trial_are_no_result(
     assert not runner.lost
 
 
+def test_ranks_that_vanish_in_a_trial_count_against_it_and_the_next_is_not_chosen(
+    rank: Rank,
+) -> None:
+    """But no mechanism is left out of other jobs."""
+    rank.say({"type": "begin", "process": 1, "elastic": True})
+    rank.training.wait("begin")
+    rank.answer(lambda _: rank.say({"type": "reset", "vanished": True}))
+    runner = LiveRunner(rank.training)
+    runner.check()
+    lost = run(runner)
+    assert lost.status is TrialStatus.CRASHED
+    assert "vanished" in lost.reason and not lost.reason.endswith(LOST_IN_TRIAL)
+    assert [message["type"] for message in rank.received] == ["trial"]
+    with pytest.raises(RanksChanged):
+        runner.check()
+    with pytest.raises(RanksChanged):
+        run(runner)
+
+
+def test_ranks_that_vanish_under_the_default_are_no_result(rank: Rank) -> None:
+    rank.answer(lambda _: rank.say({"type": "reset", "vanished": True}))
+    with pytest.raises(RanksChanged):
+        run(LiveRunner(rank.training), Strategy({"buckets": 0}))
+
+
 def test_a_refusal_says_why(rank: Rank) -> None:
     rank.say({"type": "refused", "reason": "a single rank"})
     with pytest.raises(LiveTuningError, match="a single rank"):

@@ -42,6 +42,7 @@ from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.runtime.live.refusal import hand_over
 from hvd_autosync.runtime.live.step_clock import StepClock
+from hvd_autosync.runtime.live.vanished import Vanished
 from hvd_autosync.runtime.measure.drift import DriftWatch
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
@@ -82,6 +83,7 @@ class LiveTuning(JoinHook):
         losses: Losses of the training; they are not needed.
         own_because: Why an optimizer is Horovod's own, on all ranks; empty: none has to be.
         barred: Why this rank is not to be tuned; empty: it is.
+        vanished: Trials of an elastic job in which ranks have vanished.
         failed: Whether the last step has failed.
     """
 
@@ -91,6 +93,7 @@ class LiveTuning(JoinHook):
         # Weak, so that optimizers that the script drops are collected; with the knobs they fix.
         self._optimizers: dict[weakref.ref[Any], frozenset[str]] = {}
         self.own_because = self.barred = ""
+        self.vanished = Vanished()
         self._epochs = Epochs(self)
         self._epochs.call_on_begin(self._epoch_begins)
         register_join_hook(self)
@@ -260,7 +263,11 @@ class LiveTuning(JoinHook):
     def _receive(self) -> Message | None:
         if self._helper is None or self._trial is not None or self._postponed is not None:
             return None  # a trial has to end before the next message counts
-        return self._helper.next()
+        message = self._helper.next()
+        if (known := self.vanished.result_of(message)) is None:
+            return message
+        self._helper.send({"type": "result", "result": known.to_json()})
+        return None
 
     def _wait_steps(self) -> int:
         """Steps until rank 0 asks for messages again."""
@@ -311,6 +318,7 @@ class LiveTuning(JoinHook):
             self._obey(message)
         except NotNowError as error:  # on all ranks
             self._postponed, self._busy = message, f"after each step {error.message}"
+            self.vanished.trial_ends(measured=False)
         else:
             self._postponed, self._busy = None, ""
 
@@ -336,6 +344,7 @@ class LiveTuning(JoinHook):
 
     def _begin_trial(self, message: Message) -> None:
         began, spec = perf_counter(), TrialSpec.from_json(json.dumps(message["spec"]))
+        self.vanished.trial_begins(spec.strategy)
         problem = self._use(spec.strategy, spec.classes)
         self._trial = trial = LiveTrial(spec, began, message["left_s"])
         if problem:
@@ -349,6 +358,7 @@ class LiveTuning(JoinHook):
         fields: dict[str, Any] = {"profile": trial.profile, "owned": tuple(sorted(owned))}
         result = trial.result(status, reason, device=device, **fields)
         self._trial = None
+        self.vanished.trial_ends(measured=status.measured)
         if result is not None:
             self._send(lambda: {"type": "result", "result": result.to_json()})
 
@@ -435,10 +445,9 @@ class LiveTuning(JoinHook):
             leave_note(TUNING_ENDED_NOTE, f"{what}: {reason}")
         self._close({"type": "refused", "reason": reason})
 
-    def ranks_change(self) -> bool:
-        """Let the study be; returns whether a trial of another exchange than Horovod's failed."""
-        self._close({"type": "reset"})
-        return self.failed and self._trial is not None and self._strategy != Strategy()
+    def ranks_change(self) -> None:
+        """Let the study be."""
+        self._close({"type": "reset", "vanished": self.vanished.ranks_change(failed=self.failed)})
 
     def _close(self, message: Message) -> None:
         """Let the helper end, with its last message."""
