@@ -8,9 +8,9 @@ back to Horovod's own exchange without a word to ranks that may be gone. The new
 helper, which finds in the store what is known of the job on its hosts: a winner, or an interrupted
 study, or none.
 
-A rank that vanishes in a trial may have been taken away, or have failed by the strategy. Horovod goes
-on without its host, so the trial counts as crashed, and the tuning does not outlive several such
-ends in a row.
+A rank that vanishes in a trial may have been taken away, or have failed by the strategy. Horovod
+goes on without its host, so the trial counts as crashed, and the tuning does not outlive several
+such ends in a row.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import os
 import socket
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -28,18 +27,19 @@ from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.reinitialize import CannotReinitializeError, NotNowError
 from hvd_autosync.runtime.live.attach import (
     Attacher,
-    differing,
     has_begun,
     not_switchable,
     of_some_ranks,
+    refused,
     switchable,
     switchable_on_all,
     with_remedy,
 )
 from hvd_autosync.runtime.live.boundary import meet
-from hvd_autosync.runtime.live.helper import Helper, Message, strategy_of
+from hvd_autosync.runtime.live.helper import Helper, Message, begin_message, strategy_of
 from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.notes import leave_note
+from hvd_autosync.runtime.live.optimizers import Optimizers
 from hvd_autosync.runtime.live.refusal import hand_over
 from hvd_autosync.runtime.live.step_clock import StepClock
 from hvd_autosync.runtime.live.vanished import Vanished
@@ -90,8 +90,7 @@ class LiveTuning(JoinHook):
     def __init__(self, helper: Helper | None, refusal: str = "") -> None:
         self.profiling, self.losses = Profiling(), Losses()
         self._refusal = refusal
-        # Weak, so that optimizers that the script drops are collected; with the knobs they fix.
-        self._optimizers: dict[weakref.ref[Any], frozenset[str]] = {}
+        self._optimizers = Optimizers()
         self.own_because = self.barred = ""
         self.vanished = Vanished()
         self._epochs = Epochs(self)
@@ -101,9 +100,8 @@ class LiveTuning(JoinHook):
         self.start_over(helper)
 
     def start_over(self, helper: Helper | None) -> None:
-        """Count and tune from here on, with the optimizers that the script still holds."""
+        """Count and tune from here on."""
         self._helper = helper
-        self._optimizers = {e: own for e, own in self._optimizers.items() if e() is not None}
         self.profiling.close()
         self._classifier = StepClassifier()
         self._steps, self._boundary_at = 0, 1
@@ -135,7 +133,7 @@ class LiveTuning(JoinHook):
         """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
         if of_some_ranks(optimizer):
             return
-        self._optimizers[weakref.ref(optimizer)] = owned
+        self._optimizers.add(optimizer, owned)
         self._late = True
         self.unlike_others()
         # A step in which the script saves a checkpoint takes longer.
@@ -284,24 +282,14 @@ class LiveTuning(JoinHook):
     def _begin(self) -> None:
         """Tell the helper about the job, once all ranks are there."""
         self._begun = True
+        if is_elastic(os.environ):
+            self._optimizers.forget_dropped()
         hosts = gather_texts(socket.gethostname(), "live.hosts")
-        refusals = gather_texts(self._why_not() or " ", "live.refusals")
-        if reason := next((each for each in refusals if each.strip()), "") or differing(
-            self.living()
-        ):
+        if reason := refused(self._why_not(), self.living()):
             self._refuse(reason)
             return
         reinitializes = self._attacher.reinitializes()
-        self._send(
-            lambda: {
-                "type": "begin",
-                "hosts": hosts,
-                "command": [sys.executable, *sys.argv],
-                "process": os.getpid(),
-                "reinitializes": reinitializes,
-                "elastic": is_elastic(os.environ),
-            }
-        )
+        self._send(lambda: begin_message(hosts, reinitializes=reinitializes))
         self._clock.begin_tuning(perf_counter())
 
     def _why_not(self) -> str:
@@ -352,10 +340,7 @@ class LiveTuning(JoinHook):
 
     def _finish(self, trial: LiveTrial, status: TrialStatus, reason: str) -> None:
         device = device_name(gradient_device(self.living()))
-        owned = (
-            frozenset.intersection(*self._optimizers.values()) if self._optimizers else frozenset()
-        )
-        fields: dict[str, Any] = {"profile": trial.profile, "owned": tuple(sorted(owned))}
+        fields: dict[str, Any] = {"profile": trial.profile, "owned": self._optimizers.fixed}
         result = trial.result(status, reason, device=device, **fields)
         self._trial = None
         self.vanished.trial_ends(measured=status.measured)
@@ -367,7 +352,7 @@ class LiveTuning(JoinHook):
         if strategy == self._strategy:
             return ""
         try:
-            common = switchable_on_all([each() for each in self._optimizers])
+            common = switchable_on_all(self._optimizers.all)
             self._attacher.attach(common, strategy, classes)
         except (ConfigurationError, CannotReinitializeError, NotOnAllError) as error:
             self._strategy = None  # some optimizers may have switched
@@ -461,4 +446,4 @@ class LiveTuning(JoinHook):
 
     def living(self) -> list[Any]:
         """Return the optimizers that the script still holds."""
-        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+        return self._optimizers.living
