@@ -30,6 +30,7 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
 from hvd_autosync.search_space.sync_plan import exchange_plan
+from hvd_autosync.search_space.trial import VANISHED
 
 #: Warm-up steps of a trial after the default's: the first steps under a plan gather what it needs.
 WARMUP_STEPS = 3
@@ -61,6 +62,10 @@ class RanksChanged(LiveTuningError):
     """The ranks of an elastic job change: its training goes on with another helper."""
 
 
+class RanksVanished(RanksChanged):
+    """Likewise, and an operation has failed in a trial beyond Horovod's own exchange."""
+
+
 class TrainingHung(TrainingLost):
     """The training made no step for so long that it was ended."""
 
@@ -71,7 +76,8 @@ class Training:
     Args:
         received: Lines from rank 0.
         sent: Takes lines for rank 0.
-        on_end: Called in another thread once rank 0 has hung up.
+        on_end: Called in another thread once rank 0 has hung up, or says that ranks change; maybe
+            twice. Not where :meth:`kill` has ended it.
         stopped: Whether the job is known to be stopped from outside, as by Ctrl-C.
 
     Attributes:
@@ -95,12 +101,15 @@ class Training:
         self._parent = os.getppid()
         self._sent = sent
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(received,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(received,), daemon=True)
+        self._reader.start()
 
     def _read(self, received: IO[bytes]) -> None:
         with contextlib.suppress(ValueError):  # rank 0 was killed in the midst of a line
             for line in received:
-                self._queue.put(json.loads(line))
+                self._queue.put(message := json.loads(line))
+                if message["type"] == "reset":  # its children may hold the pipe open
+                    self._on_end()
         self._queue.put(None)
         self._on_end()
 
@@ -135,6 +144,15 @@ class Training:
         with contextlib.suppress(LiveTuningError):
             self.send({"type": "stop", "reason": reason})
 
+    def kill(self) -> None:
+        """End rank 0, which hangs: its launcher ends all ranks then, or goes on without it."""
+        self._on_end = lambda: None  # this takes its time, and is to be recorded
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                if self.process:  # 0 would be this process's own group
+                    os.kill(self.process, number)
+            time.sleep(_GRACE_S)
+
     def wait(self, *kinds: str, waiting: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the next message of these types.
 
@@ -146,7 +164,7 @@ class Training:
             TrainingEnded: The script has ended by itself.
             TrainingLost: Rank 0 has ended otherwise.
             RanksChanged: The job is elastic, and begins again with other ranks: rank 0 says so, or
-                has ended otherwise.
+                has ended otherwise. ``RanksVanished`` where it says so of a trial.
             LiveTuningError: The training cannot be tuned.
         """
         while True:
@@ -158,10 +176,12 @@ class Training:
                     self._queue.put(None)
                 waiting()
                 continue
-            if (message is None and self.elastic) or message == {"type": "reset"}:
-                raise RanksChanged("the ranks of the job have changed")
-            if message is None:
+            if message is None and not self.elastic:
                 raise TrainingLost("the training ended unexpectedly")
+            if message is None or message["type"] == "reset":
+                vanished = message is not None and message.get("vanished", False)
+                kind = RanksVanished if vanished else RanksChanged
+                raise kind("the ranks of the job have changed")
             if message["type"] == "end":
                 self.steps = message.get("steps", 0)
                 raise TrainingEnded("the training has ended")
@@ -181,16 +201,27 @@ class LiveRunner:
         training: The training.
         begun: The strategy under which it has begun, which the empty one stands for; ``None``: as
             the job says.
-
-    Attributes:
-        lost: Whether the training has ended in a trial that is known to have failed.
     """
 
     def __init__(self, training: Training, begun: Strategy | None = None) -> None:
         self._training = training
         self._begun = begun or Strategy()
         self._best: tuple[float, Strategy, Classes] = (math.inf, Strategy(), {})
-        self.lost = False
+        self._end: LiveTuningError | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the training, or a rank of it, was lost in a trial that has failed so."""
+        return self._end is not None
+
+    def check(self) -> None:
+        """Check that the training goes on with these ranks, as far as the last trial has shown.
+
+        Raises:
+            LiveTuningError: It does not.
+        """
+        if self._end is not None:
+            raise self._end
 
     def run(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
@@ -198,16 +229,16 @@ class LiveRunner:
         """Run one trial; the training then goes on under the best strategy so far.
 
         A training that is lost in the trial of another strategy than its own is the result of that
-        trial.
+        trial. So are ranks of an elastic job that vanish in it, as Horovod goes on without their
+        hosts: a strategy that is left out for nothing costs less than a host.
 
         Raises:
             TrainingEnded: The script has ended by itself, or was stopped from outside. The trial
                 has no result, and can be run again.
-            RanksChanged: The ranks of an elastic job change, likewise.
+            RanksChanged: The ranks of an elastic job change otherwise, likewise.
             LiveTuningError: The training has ended otherwise, or refuses.
         """
-        if self.lost:
-            raise TrainingLost("the training has ended")
+        self.check()
         if spec.probe:
             return self._probe(spec, progress)
         fields = json.loads(spec.to_json())
@@ -229,7 +260,12 @@ class LiveRunner:
             status = TrialStatus.HUNG if hung else TrialStatus.CRASHED
             total_s = time.monotonic() - began
             result = TrialResult(status, f"{end.message} {LOST_IN_TRIAL}", total_s=total_s)
-            self.lost = True
+            self._end = TrainingLost("the training has ended")
+        except RanksVanished as end:
+            if self._is_untouched(spec.strategy):
+                raise
+            result = TrialResult(TrialStatus.CRASHED, VANISHED, total_s=time.monotonic() - began)
+            self._end = end
         self._keep_best(spec, result)
         return result
 
@@ -266,12 +302,7 @@ class LiveRunner:
             silent_s = 0.0
 
     def _kill(self, reason: str) -> NoReturn:
-        """End a job that hangs: its launcher ends all ranks once rank 0 has ended."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                if self._training.process:  # 0 would be this process's own group
-                    os.kill(self._training.process, number)
-            time.sleep(_GRACE_S)
+        self._training.kill()
         raise TrainingHung(f"the training was ended, because it hung ({reason}),")
 
     def _probe(self, spec: TrialSpec, progress: Callable[[TrialProgress], None]) -> TrialResult:

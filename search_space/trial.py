@@ -39,6 +39,8 @@ MIN_MEASURED_STEPS = 5
 PRUNED = "pruned: its steps so far are too slow to beat the best"
 #: Reason of a trial that was still running at the tuning's time limit.
 OUT_OF_TIME = "the tuning's time limit was reached"
+#: Reason of a trial in which an elastic job has lost ranks.
+VANISHED = "ranks have vanished in this trial, by it or not"
 #: If steps are long: the total seconds of the measured steps, and their least number.
 _MEASURED_S, _FEWEST_STEPS = 15.0, 10
 #: File in the driver's folder in which rank 0 reports that steps have become slower.

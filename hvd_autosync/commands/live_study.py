@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 #: Longest time of this process after the end of the training, seconds: its error output is that of
 #: rank 0, whose launcher waits for its end.
 _LONGEST_S = 20.0
+#: The same in an elastic job, whose other ranks wait meanwhile; and that to let go of the study.
+_LONGEST_ELASTIC_S, _LET_GO_S = 1.0, 1.0
 #: The message of this process to itself that the learner's libraries are loaded.
 _LOADED = "loaded"
 _RESUMED = "the training ended before its tuning; the next run of this job resumes it"
@@ -51,11 +53,19 @@ def main() -> None:
     os.dup2(2, 1)
     start_log("helper")
     from hvd_autosync.launch.live_runner import Training
+    from hvd_autosync.search_space.horovod_settings import is_elastic
+
+    study = _Study()
+
+    def on_end() -> None:
+        if is_elastic(os.environ):
+            _after(_LONGEST_ELASTIC_S, lambda: _leave(study))
+        else:
+            _end_soon()
 
     # Not sys.stdin, which Python closes in the end: while it is being read that is an error.
     received = os.fdopen(os.dup(0), "rb")
-    training = Training(received, sent, on_end=_end_soon, stopped=_watch_for_stop())
-    study = _Study()
+    training = Training(received, sent, on_end=on_end, stopped=_watch_for_stop())
     loading = threading.Thread(target=_load, args=(training,), daemon=True)
     try:
         _tune(training, loading, study)
@@ -80,10 +90,12 @@ class _Study:
     Attributes:
         begun: Whether there is one in the store.
         answer: What it has found, once it is concluded; empty before.
+        let_go: Lets other processes claim it.
     """
 
     begun: bool = False
     answer: str = ""
+    let_go: Callable[[], None] = lambda: None
 
 
 def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoReturn:
@@ -129,16 +141,16 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
     with closing(progress_listener()) as listener:
         job = live_job(begin)  # which loads extensions
         fixed = launch_knobs(reinitializes=begin["reinitializes"])
-        noted = _Noted(listener)
+        noted = _Noted(listener, reached)
         judged = judged_study(options)
         LiveStudy(training, job, options, noted, fixed, on_switch, ends, on_end, judged).run()
 
 
 class _Noted:
-    """Forwards events to a display, and notes which study has begun, for a notebook."""
+    """Forwards events to a display, and notes which study has begun, for a notebook and the end."""
 
-    def __init__(self, display: Listener) -> None:
-        self._display = display
+    def __init__(self, display: Listener, reached: _Study) -> None:
+        self._display, self._reached = display, reached
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         event: Callable[..., None] = getattr(self._display, name)
@@ -147,6 +159,7 @@ class _Noted:
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         leave_note(STUDY_NOTE, study.study_id)
+        self._reached.let_go = lambda: study.store.let_go(study.study_id)
         self._display.on_study_start(study, resumed=resumed)
 
 
@@ -209,7 +222,20 @@ def _watch_for_stop() -> Callable[[], bool]:
 
 def _end_soon() -> None:
     """Nobody listens any more, or soon nobody will: end, also in the middle of a calculation."""
-    timer = threading.Timer(_LONGEST_S, os._exit, [0])
+    _after(_LONGEST_S, lambda: os._exit(0))
+
+
+def _leave(study: _Study) -> None:
+    """End now, and let go of the study if that is quick: another host cannot see this end."""
+    _after(_LET_GO_S, lambda: os._exit(0))
+    try:
+        study.let_go()
+    finally:
+        os._exit(0)
+
+
+def _after(seconds: float, function: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, function)
     timer.daemon = True
     timer.start()
 

@@ -142,6 +142,11 @@ class LiveStudy:
             )
         begun = None if self._judged is None else self._judged.winner
         with closing(LiveRunner(self._training, begun)) as runner:
+
+            def ends() -> bool:
+                runner.check()  # the next choice may take long
+                return self._ends()
+
             study = tune(
                 self._job,
                 self._options,
@@ -150,7 +155,7 @@ class LiveStudy:
                 trains=True,
                 fixed=self._fixed,
                 unwanted=unwanted,
-                ends=self._ends,
+                ends=ends,
                 judged=self._judged,
             )
         self._on_switch(study, self._train(study))

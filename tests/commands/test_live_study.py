@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvd_autosync.traces.owner import Owner
 from hvd_autosync.util.variables import END_TUNING_NOTE, STUDY_NOTE, TUNING_ENDED_NOTE
 
 MAIN = "from hvd_autosync.commands import live_study as it"
@@ -82,6 +85,29 @@ def test_it_does_not_outlive_the_training(tmp_path: Path, last: str) -> None:
     with start(stuck, tmp_path) as helper:
         helper.communicate(last, timeout=280)
         assert helper.returncode == 0
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_ranks_of_an_elastic_job_do_not_wait_for_a_calculation(tmp_path: Path, dies: bool) -> None:
+    """And others can go on with the study, also where they cannot see that this process ended."""
+    stuck = "import time\nfrom hvd_autosync.engine import tuning\n"
+    stuck += f"tuning.links_of = lambda *args, **given: time.sleep(1000)\n{PATIENT}it.main()"
+    with start(stuck, tmp_path, HOROVOD_ELASTIC="1") as helper:
+        begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
+        assert helper.stdin is not None and helper.stderr is not None
+        helper.stdin.write(json.dumps(begin | {"reinitializes": False, "elastic": True}) + "\n")
+        helper.stdin.flush()
+        assert "study" in helper.stderr.readline()
+        if dies:
+            helper.stdin.close()
+        else:  # its input stays open, as where a child of rank 0 lives on
+            helper.stdin.write('{"type": "reset"}\n')
+            helper.stdin.flush()
+        assert not helper.stderr.read()
+        assert helper.wait(280) == 0
+    with closing(sqlite3.connect(tmp_path / "traces.db")) as store:
+        ((owner,),) = store.execute("select owner from hvd_autosync_studies").fetchall()
+    assert Owner.from_json(json.loads(owner)) == Owner.nobody()
 
 
 @pytest.mark.parametrize("stopped", [True, False])

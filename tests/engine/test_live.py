@@ -26,7 +26,13 @@ from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.engine.training import TrainingContext
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, Training, TrainingEnded, TrainingLost
+from hvd_autosync.launch.live_runner import (
+    LOST_IN_TRIAL,
+    RanksChanged,
+    Training,
+    TrainingEnded,
+    TrainingLost,
+)
 from hvd_autosync.reporting import answer_line, ended_line
 from hvd_autosync.reporting.live import cost_line
 from hvd_autosync.reporting.words import span_text
@@ -66,7 +72,10 @@ MODEL = ModelProfile(
 class SimulatedTraining:
     """Rank 0: steps take longer under the default than in large buckets."""
 
-    def __init__(self, *, drifts: int = 0, dies_in: int | None = None) -> None:
+    def __init__(
+        self, *, drifts: int = 0, dies_in: int | None = None, vanishes_in: int = 0
+    ) -> None:
+        self._vanishes_in = vanishes_in
         to_helper, from_helper = os.pipe(), os.pipe()
         self._write = os.fdopen(to_helper[1], "wb")
         self.training = Training(os.fdopen(to_helper[0], "rb"), os.fdopen(from_helper[1], "wb"))
@@ -87,6 +96,9 @@ class SimulatedTraining:
             self._say({"type": "link", "link": link})
         elif message["type"] == "trial":
             trials = [each for each in self.received if each["type"] == "trial"]
+            if self._vanishes_in == len(trials):
+                self._say({"type": "reset", "vanished": True})
+                return
             if self._dies_in == len(trials):
                 self._write.close()
                 return
@@ -153,6 +165,22 @@ def test_what_needs_process_sets_is_not_tried(
         f"{name}_exchange": {"hierarchical"} for name in ("embedding", "large", "rest")
     }
     assert not study._listener.on_notice.called  # type: ignore[attr-defined]
+
+
+def test_what_ranks_have_vanished_in_is_in_the_store_and_no_further_choice_is_made(
+    tmp_path: Path,
+) -> None:
+    simulated = SimulatedTraining(vanishes_in=2)
+    study, _ = study_of(simulated, options(tmp_path))
+    with pytest.raises(RanksChanged):
+        study.run()
+    store = TraceStore(str(tmp_path / "traces.db"))
+    (record,) = store.studies()
+    assert record.status is StudyStatus.RUNNING
+    default, vanished = (trial.result for trial in store.trials(record.study_id))
+    assert default is not None and default.status is TrialStatus.COMPLETED
+    assert vanished is not None and vanished.status is TrialStatus.CRASHED
+    assert not live.failed_choices(store)
 
 
 def test_a_training_goes_on_under_what_its_own_steps_have_shown(tmp_path: Path) -> None:

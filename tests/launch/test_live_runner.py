@@ -227,6 +227,31 @@ def test_ranks_of_an_elastic_job_that_change_in_a_trial_are_no_result(
     assert not runner.lost
 
 
+def test_ranks_that_vanish_in_a_trial_count_against_it_and_the_next_is_not_chosen(
+    rank: Rank,
+) -> None:
+    """But no mechanism is left out of other jobs."""
+    rank.say({"type": "begin", "process": 1, "elastic": True})
+    rank.training.wait("begin")
+    rank.answer(lambda _: rank.say({"type": "reset", "vanished": True}))
+    runner = LiveRunner(rank.training)
+    runner.check()
+    lost = run(runner)
+    assert lost.status is TrialStatus.CRASHED
+    assert "vanished" in lost.reason and not lost.reason.endswith(LOST_IN_TRIAL)
+    assert [message["type"] for message in rank.received] == ["trial"]
+    with pytest.raises(RanksChanged):
+        runner.check()
+    with pytest.raises(RanksChanged):
+        run(runner)
+
+
+def test_ranks_that_vanish_under_the_default_are_no_result(rank: Rank) -> None:
+    rank.answer(lambda _: rank.say({"type": "reset", "vanished": True}))
+    with pytest.raises(RanksChanged):
+        run(LiveRunner(rank.training), Strategy({"buckets": 0}))
+
+
 def test_a_refusal_says_why(rank: Rank) -> None:
     rank.say({"type": "refused", "reason": "a single rank"})
     with pytest.raises(LiveTuningError, match="a single rank"):
@@ -245,6 +270,23 @@ def test_a_job_that_hangs_is_killed(rank: Rank, monkeypatch: pytest.MonkeyPatch)
     assert hung.status is TrialStatus.HUNG
     assert hung.total_s >= 0.5, "its time is used"
     assert "no step for" in hung.reason
+
+
+def test_the_end_of_a_killed_rank_does_not_end_the_helper_before_the_hang_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In an elastic job it would, within a second."""
+    monkeypatch.setattr(live_runner, "_GRACE_S", 0.0)
+    ended: list[str] = []
+    to_helper = os.pipe()
+    with os.fdopen(to_helper[1], "wb"), open(os.devnull, "wb") as sent:
+        received = os.fdopen(to_helper[0], "rb")
+        training = Training(received, sent, on_end=lambda: ended.append("ended"))
+        training.kill()
+    with pytest.raises(TrainingLost):
+        training.wait()
+    training._reader.join()
+    assert not ended
 
 
 def test_before_it_has_begun_no_process_is_signalled(

@@ -124,7 +124,18 @@ def with_remedy(reason: str) -> str:
     return f"{reason}; tune it with --autosync-mode launched" if possible else reason
 
 
-def differing(optimizers: Sequence[Any]) -> str:
+def refused(own: str, optimizers: Sequence[Any]) -> str:
+    """Return why some rank, or all together, cannot be tuned live; a collective.
+
+    Args:
+        own: Why this rank cannot; empty: it can.
+        optimizers: The wrapped optimizers of the script.
+    """
+    refusals = gather_texts(own or " ", "live.refusals")
+    return next((each for each in refusals if each.strip()), "") or _differing(optimizers)
+
+
+def _differing(optimizers: Sequence[Any]) -> str:
     """Return why strategies fit no optimizer, as ranks have different ones; a collective.
 
     Horovod's own exchange, under which those of an elastic job begin, needs no such agreement.
@@ -136,8 +147,15 @@ def differing(optimizers: Sequence[Any]) -> str:
         The reason, the same on all ranks; empty if there is none.
     """
     if is_elastic(os.environ):
+        counts = gather_texts(str(len(optimizers)), "live.counts")
+        common = switchable_on_all(optimizers) if len(set(counts)) == 1 else []
+        if not common:
+            return (
+                f"ranks have different optimizers, and hold {', '.join(counts)}: a script that "
+                "makes its own again after a reset has to drop the one of before"
+            )
         try:
-            for optimizer in switchable_on_all(optimizers):
+            for optimizer in common:
                 optimizer._sync.check()
         except ConfigurationError as error:
             return error.message

@@ -8,8 +8,9 @@ back to Horovod's own exchange without a word to ranks that may be gone. The new
 helper, which finds in the store what is known of the job on its hosts: a winner, or an interrupted
 study, or none.
 
-A rank that vanishes in a trial may have been taken away, or have failed by the strategy. Nothing is
-recorded, and the strategy is tried again; but the tuning does not outlive several such ends.
+A rank that vanishes in a trial may have been taken away, or have failed by the strategy. Horovod
+goes on without its host, so the trial counts as crashed, and the tuning does not outlive several
+such ends in a row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hvd_autosync.runtime.live.helper import Helper
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
 from hvd_autosync.util.print_line import print_line
 
-#: So many trials in which ranks have vanished, as a process has seen, end the tuning.
+#: So many trials in a row in which ranks have vanished, as a process has seen, end the tuning.
 _MOST_VANISHED = 3
 
 
@@ -38,7 +39,6 @@ class ElasticTuning:
     def __init__(self, tuning: LiveTuning, start_helper: Callable[[], Helper | None]) -> None:
         self._tuning = tuning
         self._start_helper = start_helper
-        self._vanished = 0
         self._again = False
 
     def watch(self) -> None:
@@ -51,9 +51,9 @@ class ElasticTuning:
         if current.live is not tuning:  # a child process of the script's
             return
         self._again = True
-        self._vanished += tuning.ranks_change()
-        if self._vanished >= _MOST_VANISHED:
-            tuning.barred = f"ranks have vanished in {self._vanished} trials"
+        tuning.ranks_change()
+        if tuning.vanished.in_a_row >= _MOST_VANISHED:
+            tuning.barred = f"ranks have vanished in {_MOST_VANISHED} trials in a row"
         for optimizer in tuning.living():
             sync = vars(optimizer).get("_sync")
             if sync is not None:

@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import IO, Any, TypeAlias
 
 from hvd_autosync.runtime.live.waiting import waits_in_exchange
 from hvd_autosync.search_space.exchange_plan import Classes
-from hvd_autosync.search_space.horovod_settings import without_rank
+from hvd_autosync.search_space.horovod_settings import is_elastic, without_rank
 from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.util.program import run_main
 from hvd_autosync.util.variables import LIVE_VARIABLE
@@ -128,6 +129,18 @@ class Helper:
                 stream.flush()
         with contextlib.suppress(OSError):
             stream.close()
+
+
+def begin_message(hosts: list[str], *, reinitializes: bool) -> Message:
+    """Return what the helper has to know of the job, whose rank 0 is this process."""
+    return {
+        "type": "begin",
+        "hosts": hosts,
+        "command": [sys.executable, *sys.argv],
+        "process": os.getpid(),
+        "reinitializes": reinitializes,
+        "elastic": is_elastic(os.environ),
+    }
 
 
 def strategy_of(message: Message) -> tuple[Strategy, Classes]:

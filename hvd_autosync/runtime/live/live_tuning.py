@@ -16,7 +16,6 @@ import os
 import socket
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -28,20 +27,22 @@ from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.reinitialize import CannotReinitializeError, NotNowError
 from hvd_autosync.runtime.live.attach import (
     Attacher,
-    differing,
     has_begun,
     not_switchable,
     of_some_ranks,
+    refused,
     switchable,
     switchable_on_all,
     with_remedy,
 )
 from hvd_autosync.runtime.live.boundary import meet
-from hvd_autosync.runtime.live.helper import Helper, Message, strategy_of
+from hvd_autosync.runtime.live.helper import Helper, Message, begin_message, strategy_of
 from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.notes import leave_note
+from hvd_autosync.runtime.live.optimizers import Optimizers
 from hvd_autosync.runtime.live.refusal import hand_over
 from hvd_autosync.runtime.live.step_clock import StepClock
+from hvd_autosync.runtime.live.vanished import Vanished
 from hvd_autosync.runtime.measure.drift import DriftWatch
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
@@ -82,6 +83,7 @@ class LiveTuning(JoinHook):
         losses: Losses of the training; they are not needed.
         own_because: Why an optimizer is Horovod's own, on all ranks; empty: none has to be.
         barred: Why this rank is not to be tuned; empty: it is.
+        vanished: Trials of an elastic job in which ranks have vanished.
         failed: Whether the last step has failed.
         watch: Watches the steps after a tuning without a result; ``None``: their time is unknown.
     """
@@ -89,8 +91,7 @@ class LiveTuning(JoinHook):
     def __init__(self, helper: Helper | None, refusal: str = "") -> None:
         self.profiling, self.losses = Profiling(), Losses()
         self._refusal = refusal
-        # Weak, so that optimizers that the script drops are collected; with the knobs they fix.
-        self._optimizers: dict[weakref.ref[Any], frozenset[str]] = {}
+        self._optimizers, self.vanished = Optimizers(), Vanished()
         self.own_because, self.barred, self.watch = "", "", current.watch
         self._epochs = Epochs(self)
         self._epochs.call_on_begin(self._epoch_begins)
@@ -99,9 +100,8 @@ class LiveTuning(JoinHook):
         self.start_over(helper)
 
     def start_over(self, helper: Helper | None) -> None:
-        """Count and tune from here on, with the optimizers that the script still holds."""
+        """Count and tune from here on."""
         self._helper = helper
-        self._optimizers = {e: own for e, own in self._optimizers.items() if e() is not None}
         self.profiling.close()
         self._classifier = StepClassifier()
         self._steps, self._boundary_at = 0, 1
@@ -133,7 +133,7 @@ class LiveTuning(JoinHook):
         """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
         if of_some_ranks(optimizer):
             return
-        self._optimizers[weakref.ref(optimizer)] = owned
+        self._optimizers.add(optimizer, owned)
         self._late = True
         self.unlike_others()
         # A step in which the script saves a checkpoint takes longer.
@@ -260,7 +260,11 @@ class LiveTuning(JoinHook):
     def _receive(self) -> Message | None:
         if self._helper is None or self._trial is not None or self._postponed is not None:
             return None  # a trial has to end before the next message counts
-        return self._helper.next()
+        message = self._helper.next()
+        if (known := self.vanished.result_of(message)) is None:
+            return message
+        self._helper.send({"type": "result", "result": known.to_json()})
+        return None
 
     def _wait_steps(self) -> int:
         """Steps until rank 0 asks for messages again."""
@@ -277,24 +281,14 @@ class LiveTuning(JoinHook):
     def _begin(self) -> None:
         """Tell the helper about the job, once all ranks are there."""
         self._begun = True
+        if is_elastic(os.environ):
+            self._optimizers.forget_dropped()
         hosts = gather_texts(socket.gethostname(), "live.hosts")
-        refusals = gather_texts(self._why_not() or " ", "live.refusals")
-        if reason := next((each for each in refusals if each.strip()), "") or differing(
-            self.living()
-        ):
+        if reason := refused(self._why_not(), self.living()):
             self._refuse(reason)
             return
         reinitializes = self._attacher.reinitializes()
-        self._send(
-            lambda: {
-                "type": "begin",
-                "hosts": hosts,
-                "command": [sys.executable, *sys.argv],
-                "process": os.getpid(),
-                "reinitializes": reinitializes,
-                "elastic": is_elastic(os.environ),
-            }
-        )
+        self._send(lambda: begin_message(hosts, reinitializes=reinitializes))
         self._clock.begin_tuning(perf_counter())
 
     def _why_not(self) -> str:
@@ -311,6 +305,7 @@ class LiveTuning(JoinHook):
             self._obey(message)
         except NotNowError as error:  # on all ranks
             self._postponed, self._busy = message, f"after each step {error.message}"
+            self.vanished.trial_ends(measured=False)
         else:
             self._postponed, self._busy = None, ""
 
@@ -336,6 +331,7 @@ class LiveTuning(JoinHook):
 
     def _begin_trial(self, message: Message) -> None:
         began, spec = perf_counter(), TrialSpec.from_json(json.dumps(message["spec"]))
+        self.vanished.trial_begins(spec.strategy)
         problem = self._use(spec.strategy, spec.classes)
         self._trial = trial = LiveTrial(spec, began, message["left_s"])
         if problem:
@@ -343,10 +339,10 @@ class LiveTuning(JoinHook):
 
     def _finish(self, trial: LiveTrial, status: TrialStatus, reason: str) -> None:
         device = device_name(gradient_device(self.living()))
-        owned = frozenset.intersection(*self._optimizers.values() or [frozenset()])
-        fields: dict[str, Any] = {"profile": trial.profile, "owned": tuple(sorted(owned))}
+        fields: dict[str, Any] = {"profile": trial.profile, "owned": self._optimizers.fixed}
         result = trial.result(status, reason, device=device, **fields)
         self._trial = None
+        self.vanished.trial_ends(measured=status.measured)
         if result is not None:
             self._send(lambda: {"type": "result", "result": result.to_json()})
 
@@ -355,7 +351,7 @@ class LiveTuning(JoinHook):
         if strategy == self._strategy:
             return ""
         try:
-            common = switchable_on_all([each() for each in self._optimizers])
+            common = switchable_on_all(self._optimizers.all)
             self._attacher.attach(common, strategy, classes)
         except (ConfigurationError, CannotReinitializeError, NotOnAllError) as error:
             self._strategy = None  # some optimizers may have switched
@@ -435,10 +431,9 @@ class LiveTuning(JoinHook):
             leave_note(TUNING_ENDED_NOTE, f"{what}: {reason}")
         self._close({"type": "refused", "reason": reason})
 
-    def ranks_change(self) -> bool:
-        """Let the study be; returns whether a trial of another exchange than Horovod's failed."""
-        self._close({"type": "reset"})
-        return self.failed and self._trial is not None and self._strategy != Strategy()
+    def ranks_change(self) -> None:
+        """Let the study be."""
+        self._close({"type": "reset", "vanished": self.vanished.ranks_change(failed=self.failed)})
 
     def _close(self, message: Message) -> None:
         """Let the helper end, with its last message."""
@@ -452,4 +447,4 @@ class LiveTuning(JoinHook):
 
     def living(self) -> list[Any]:
         """Return the optimizers that the script still holds."""
-        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+        return self._optimizers.living

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hvd_autosync.runtime.live.elastic import ElasticTuning
 from hvd_autosync.runtime.live.helper import Message
 from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
-from hvd_autosync.search_space import Strategy, TrialSpec
+from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec, TrialStatus
 
 
 class Helper:
@@ -26,6 +27,7 @@ class Helper:
 
     def send(self, message: Message) -> None:
         self.sent.append(message["type"])
+        self.last = message
 
     def next(self) -> None:
         pass
@@ -56,6 +58,7 @@ class Optimizer:
 def in_trial(tuning: LiveTuning, strategy: Strategy) -> None:
     spec = TrialSpec("one", strategy, warmup_steps=3, measured_steps=8)
     tuning._trial, tuning._strategy = LiveTrial(spec, 0.0, 1.0), strategy
+    tuning.vanished.trial_begins(strategy)
 
 
 def test_all_but_the_optimizers_starts_over(
@@ -82,7 +85,7 @@ def test_all_but_the_optimizers_starts_over(
         assert tuning._helper is helpers[1] and not helpers[1].sent
         assert (tuning._steps, tuning._trial, tuning._strategy) == (0, None, Strategy())
         assert tuning.living() == [kept] and kept._sync.starts == 1
-        assert [*tuning._optimizers.values()] == [frozenset({"buckets"})]
+        assert tuning._optimizers.fixed == ("buckets",)
 
     ThreadRanks(1, seed=0).run(body)
     assert "goes on with 1 rank, and its tuning starts over" in capsys.readouterr().err
@@ -106,5 +109,77 @@ def test_tuning_does_not_outlive_three_trials_in_which_ranks_vanish(
             elastic.ranks_change()
             elastic.ranks_are_there()
         assert bool(tuning.barred) is barred
+
+    ThreadRanks(1, seed=0).run(body)
+
+
+HOROVODS = Strategy({"buckets": 0, "cache_capacity": 1024})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "measured", "barred"),
+    [
+        (Strategy({"buckets": 5}), True, False),
+        (Strategy({"buckets": 5}), False, True),
+        (HOROVODS, True, True),
+        (Strategy(), True, True),
+    ],
+)
+def test_a_trial_with_a_step_time_between_them_shows_that_ranks_can_stay(
+    strategy: Strategy, measured: bool, barred: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not one under Horovod's own exchange, such as the default after each reset."""
+
+    def body() -> None:
+        tuning = LiveTuning(None)
+        monkeypatch.setattr(current, "live", tuning)
+        elastic = ElasticTuning(tuning, lambda: None)
+        for _ in range(3):
+            in_trial(tuning, strategy)
+            assert tuning._trial is not None
+            status = TrialStatus.COMPLETED if measured else TrialStatus.CRASHED
+            tuning._finish(tuning._trial, status, "")
+            in_trial(tuning, Strategy({"buckets": 3}))
+            tuning.failed = True
+            elastic.ranks_change()
+            elastic.ranks_are_there()
+        assert bool(tuning.barred) is barred
+
+    ThreadRanks(1, seed=0).run(body)
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_what_ranks_have_vanished_in_is_said_and_not_tried_again_by_other_ranks(
+    attached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their study is another one. Ranks may also vanish while the strategy is being attached."""
+    helpers = [Helper(), Helper()]
+    lost, other = Strategy({"buckets": 3}), Strategy({"buckets": 5})
+
+    def trial(strategy: Strategy) -> Message:
+        spec = TrialSpec("one", strategy, warmup_steps=3, measured_steps=8)
+        return {"type": "trial", "spec": json.loads(spec.to_json())}
+
+    def body() -> None:
+        left = iter(helpers)
+        tuning = LiveTuning(None)
+        monkeypatch.setattr(current, "live", tuning)
+        elastic = ElasticTuning(tuning, lambda: next(left))  # type: ignore[arg-type, return-value]
+        elastic.ranks_are_there()
+        in_trial(tuning, lost)
+        if not attached:
+            tuning._trial, tuning._strategy = None, Strategy()
+        tuning.failed = True
+        elastic.ranks_change()
+        assert helpers[0].last == {"type": "reset", "vanished": True}
+        elastic.ranks_are_there()
+        messages = [trial(lost), allowed := trial(other)]
+        monkeypatch.setattr(helpers[1], "next", lambda: messages.pop(0))
+        assert tuning._receive() is None
+        result = TrialResult.from_json(helpers[1].last["result"])
+        assert result.status is TrialStatus.CRASHED and "vanished" in result.reason
+        assert tuning._receive() is allowed
+        elastic.ranks_change()
+        assert helpers[1].last == {"type": "reset", "vanished": False}
 
     ThreadRanks(1, seed=0).run(body)

@@ -48,6 +48,7 @@ class Optimizer:
     backward_passes_per_step = 1
     process_set: Any
     part: Optimizer
+    itself: Optimizer
 
     def __init__(self) -> None:
         self._sync = Synchronizer(SyncPlan())
@@ -61,7 +62,7 @@ class Optimizer:
 class Helper:
     """Answers each message of rank 0 with the next of a list."""
 
-    def __init__(self, *answers: Message) -> None:
+    def __init__(self, *answers: Message | None) -> None:
         self._answers = list(answers)
         self.sent: list[Message] = []
         self.closed = False
@@ -713,3 +714,37 @@ def test_a_script_may_catch_a_failure(
     monkeypatch.setattr(sys, "last_value", None, raising=False)
     ThreadRanks(1, seed=0).run(body)
     assert [message["type"] for message in helper.sent] == sent
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_an_optimizer_that_is_made_again_after_a_reset_is_tuned_if_the_earlier_is_dropped(
+    attached: Attached,
+    dropped: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rank 0 was there before the reset, rank 1 is new."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    monkeypatch.setattr(Synchronizer, "check", lambda self: None)
+    helper = Helper(None, trial(FAST))
+
+    def body() -> None:
+        attached.tunings[rank()] = tuning = LiveTuning(None)
+        earlier = [Optimizer()] if rank() == 0 else []
+        for each in earlier:
+            tuning.optimizer_created(each, frozenset())
+            each.itself = each  # as hooks of parameters do
+        each = None
+        tuning.start_over(helper if rank() == 0 else None)  # type: ignore[arg-type]
+        optimizer = Optimizer()
+        tuning.optimizer_created(optimizer, frozenset())
+        if dropped:
+            earlier.clear()
+        for _ in range(60):
+            tuning.optimizer_stepped(optimizer)
+
+    ThreadRanks(2, seed=0).run(body)
+    assert attached.counts == [1, 1] * dropped
+    assert len(helper.results()) == dropped
+    said = capsys.readouterr().err
+    assert ("hold 2, 1: a script that makes its own again" in said) is not dropped
