@@ -124,7 +124,12 @@ def test_broken_installation_says_so_in_one_line(site: Site, text: str, cause: s
     assert errors.startswith("hvd_autosync is off: ") and cause in errors
 
 
-def test_the_line_takes_well_under_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_takes_little_more_than_its_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which every line of such a file takes; ``benchmarks/start_cost.py`` measures the rest."""
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "--epochs", "90"])
     line = PTH.read_text()
-    assert min(timeit.repeat(lambda: exec(line, {}), number=100, repeat=5)) / 100 < 0.5e-3
+    took, compiled = (
+        min(timeit.repeat(each, number=1, repeat=500))
+        for each in (lambda: exec(line, {}), lambda: compile(line, "", "exec"))
+    )
+    assert took < 3 * compiled
