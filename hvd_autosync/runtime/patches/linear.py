@@ -61,7 +61,8 @@ class LinearPass:
 
     def bias_gradient(self) -> torch.Tensor:
         """Return the sum of G's rows, ``m``."""
-        return self.output_gradients.sum(0)
+        with _without_autocast(self.inputs.device):
+            return self.output_gradients.sum(0)
 
     def magnitude(self, *, bias: bool) -> torch.Tensor:
         """|G|^T |X|, or the sum of the rows of |G|: what the error of a sum is measured by."""
