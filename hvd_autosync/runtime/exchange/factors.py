@@ -168,6 +168,8 @@ class FactorsBucket(Bucket):
         self._form: Form | None = None
         self._code_bytes = 0
         self._steps = 0
+        #: Own gradients with their versions, once they are the products of what is sent.
+        self._made: list[tuple[torch.Tensor, int]] = []
         #: Whether all ranks' weights were equal at the first checksum.
         self._equal: bool | None = None
 
@@ -233,6 +235,7 @@ class FactorsBucket(Bucket):
     @torch.no_grad()
     def _multiply(self, passes: Sequence[LinearPass]) -> Status:
         """Make the products of this rank's factors, and compare them with its gradients."""
+        self._made = []
         for number, parameter in enumerate(self.parameters):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -242,6 +245,7 @@ class FactorsBucket(Bucket):
             if not passes:
                 if bool(gradient.any()):
                     return Status.REFUSED
+                self._made.append((gradient, gradient._version))
                 continue
             made = product(passes, gradient.dtype, bias=bias)
             if not is_product(made, gradient, passes, bias=bias):
@@ -249,20 +253,27 @@ class FactorsBucket(Bucket):
                 return Status.REFUSED if finite else Status.NOT_FINITE
             if not torch.equal(made, gradient):
                 gradient.copy_(made)
+            self._made.append((gradient, gradient._version))
         return Status.SENT
 
     @torch.no_grad()
     def _put(self, passes: Sequence[Sequence[LinearPass]]) -> None:
         """Set the gradients to the sums of all ranks' products, in the order of ranks."""
         factor = self._scaling.before * self._scaling.after
-        for number, parameter in enumerate(self.parameters):
+        for number, (parameter, made) in enumerate(zip(self.parameters, self._made, strict=True)):
             own = parameter.grad
             assert own is not None
+            # Others add what was sent, whatever the script has done to the gradient since.
+            kept = own is made[0] and own._version == made[1]
+            if not kept and not passes[self._rank]:
+                own.zero_()
+                kept = True
             total: torch.Tensor | None = None
             for each, theirs in enumerate(passes):
-                if each != self._rank and not theirs:
+                is_own = each == self._rank and kept
+                if not is_own and not theirs:
                     continue
-                term = own if each == self._rank else product(theirs, own.dtype, bias=number == 1)
+                term = own if is_own else product(theirs, own.dtype, bias=number == 1)
                 if total is None:
                     total = term.to(torch.promote_types(own.dtype, torch.float32))
                 else:
@@ -304,8 +315,8 @@ class FactorsBucket(Bucket):
         equal = all(checksum == checksums[0] for checksum in checksums)
         if self._equal and not equal:
             self._give_up(
-                f"{self.name} has come to differ between the ranks, so their processors or "
-                "libraries multiply differently"
+                f"{self.name} has come to differ between the ranks: their processors or libraries "
+                "multiply differently, or the script changes the weight on some"
             )
         self._equal = equal
 

@@ -63,10 +63,14 @@ def loss_of(model, step, rows=4):
 
 
 class Sent:
-    """How many layers' gradients were put together from factors; whether this rank coded any."""
+    """How many layers' gradients were put together from factors; whether this rank coded any.
 
-    def __init__(self):
-        self.count, self._put = 0, factors.FactorsBucket._put
+    Args:
+        meanwhile: What each rank does to its gradients after it has sent their factors.
+    """
+
+    def __init__(self, meanwhile=lambda gradient: None):
+        self.count, self._put, self._meanwhile = 0, factors.FactorsBucket._put, meanwhile
         self.names = set()
         self.coded = False
 
@@ -75,6 +79,8 @@ class Sent:
             self.count += 1
             self.names.add(bucket.name)
             self.coded |= bucket._form is not None
+            for parameter in bucket.parameters:
+                self._meanwhile(parameter.grad)
             self._put(bucket, passes)
 
         factors.FactorsBucket._put = put
@@ -124,6 +130,16 @@ def compare(layers, *, exactly=None, without=None, lossless=False, **options):
 
 def case_factors_bit_for_bit():
     compare(3 * STEPS if hvd.size() == 2 else None)
+
+
+def case_what_is_done_to_gradients_after_they_were_sent_is_done_to_none():
+    """As with any other exchange, all ranks have the sum of what was sent."""
+    expected = train(HOROVODS)
+    with by_factors(), Sent(lambda gradient: gradient.mul_(2 + hvd.rank())) as sent:
+        ours = train(OURS)
+    assert sent.count
+    assert_same_on_all_ranks(ours)
+    assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
 def case_coded_factors_bit_for_bit():
