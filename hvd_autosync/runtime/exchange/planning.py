@@ -86,6 +86,8 @@ class Planning:
             plan = self._plan.of(self._names[parameter][1])
             if plan.exchange == "factors":  # it belongs to no linear layer
                 plan = replace(plan, exchange="allreduce")
+            if plan.exchange in ("rows", "sharded") and parameter.dtype == torch.float16:
+                plan = replace(plan, exchange="allreduce")  # sums of Horovod's may overflow
             if plan.exchange == "sharded" and not (parameter.dim() and parameter.is_contiguous()):
                 plan = ClassPlan()  # it has no ordered elements to split
             if plan.lossless and not _codes_bits(plan, parameter):
