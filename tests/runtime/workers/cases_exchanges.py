@@ -234,6 +234,32 @@ def case_bfloat16():
             distributed.step()
 
 
+def case_float16_has_the_bits_of_horovods():
+    """Its sums overflow, and small numbers vanish, in the same elements."""
+
+    def run(factory):
+        table, body = (nn.Parameter(torch.zeros(ROWS, 8, dtype=torch.float16)) for _ in range(2))
+        named = [("table", table), ("body", body)]
+        distributed = factory(torch.optim.SGD([table, body], lr=1.0), named)
+        for step in range(2):
+            distributed.zero_grad()
+            gradient = torch.zeros_like(table)
+            gradient[step] = torch.arange(8) * 2.0**-24  # the smallest numbers
+            gradient[2 + step] = 60000.0
+            ((table + body) * gradient).sum().backward()
+            distributed.synchronize()
+            reduced = [each.grad.clone() for each in (table, body)]
+            with distributed.skip_synchronize():
+                distributed.step()
+        return reduced
+
+    expected = run(HOROVODS)
+    for name, chosen in plans():
+        with plan(chosen, {"embedding": ("table",), "large": ("body",)}):
+            for ours, theirs in zip(run(OURS), expected, strict=True):
+                assert torch.equal(ours, theirs), (name, ours[ours != theirs])
+
+
 def case_load_state_dict_in_the_midst_of_a_step():
     """What has begun on some ranks is ended on all, however much of it each has sent."""
     for name, chosen in plans():
