@@ -97,10 +97,14 @@ def _register_hooks(self: Any) -> None:
     keep_in_checkpoints(self)
     reference = weakref.ref(self)
     for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(partial(_on_gradient, reference))
+        with torch.enable_grad():
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        # As Horovod's, it runs after all hooks of the parameter itself, which may change gradients.
+        node.register_hook(partial(_on_gradient, reference, parameter))
+        self._grad_accs.append(node)
 
 
-def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor) -> None:
+def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor, *_: Any) -> None:
     """A backward pass has added to a gradient; does nothing once its optimizer is gone."""
     self = reference()
     if self is None:
@@ -112,8 +116,10 @@ def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor) -> None:
             "Gradients were computed more than backward_passes_per_step times before call to "
             "step(). Increase backward_passes_per_step to accumulate gradients locally."
         )
-    delay[parameter] -= 1
     method.on_gradient_added(parameter)
+    if parameter.grad is None:  # the pass has found none; to read it before is to access it
+        return
+    delay[parameter] -= 1
     # Horovod's zero_grad checks these.
     self._handles[parameter] = _ARRIVED
     if delay[parameter] <= 0:

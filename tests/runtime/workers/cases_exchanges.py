@@ -107,13 +107,16 @@ def groups_of(model):
     return [{"params": matrices}, {"params": others, "lr": 0.02}]
 
 
-def train(factory, optimizer="momentum", step=None, passes=1, steps=None, after=None):
+def train(factory, optimizer="momentum", step=None, passes=1, steps=None, after=None, hook=None):
     # Four ranks of Gloo on two processors take 20 times as long for a step as two.
     steps = steps or (FEW if hvd.cross_size() > 1 else STEPS)
     model = Model()
     base = OPTIMIZERS[optimizer](groups_of(model))
     options = {"backward_passes_per_step": passes} if passes > 1 else {}
     distributed = factory(base, named_parameters=model.named_parameters(), **options)
+    for parameter in model.parameters() if hook is not None else ():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(hook)
     for number in range(steps if isinstance(steps, int) else steps[hvd.rank()]):
         distributed.zero_grad()
         for part in range(passes):
@@ -159,6 +162,16 @@ def case_clipping():
 
 def case_accumulation():
     compare(passes=3, steps=FEW)
+
+
+def case_hooks_of_the_script_change_gradients_before_they_are_sent():
+    """Also those that it registers after it has wrapped its optimizer."""
+
+    def clip(parameter):
+        time.sleep(0.002)  # what has been sent too early arrives meanwhile
+        parameter.grad.clamp_(-0.01, 0.01)
+
+    compare(steps=FEW, hook=clip)
 
 
 def case_join():
