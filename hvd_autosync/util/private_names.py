@@ -74,6 +74,7 @@ PRIVATE_NAMES = (
         "_version",
         (
             "runtime/exchange/deferred_update.py",
+            "runtime/exchange/factors.py",
             "runtime/sync/averaging.py",
             "runtime/sync/shards.py",
         ),
@@ -251,9 +252,9 @@ PRIVATE_NAMES = (
     ),
     PrivateNames(
         "horovod.torch.optimizer._DistributedOptimizer",
-        "_allreduce_delay _allreduce_grad_async _handles _parameter_names _register_hooks "
-        "_requires_update _should_synchronize _synchronized load_state_dict step synchronize "
-        "zero_grad",
+        "_allreduce_delay _allreduce_grad_async _grad_accs _handles _parameter_names "
+        "_register_hooks _requires_update _should_synchronize _synchronized load_state_dict step "
+        "synchronize zero_grad",
         (
             "runtime/exchange/deferred_update.py",
             "runtime/live/attach.py",
