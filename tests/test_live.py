@@ -74,6 +74,16 @@ class LiveJob:
             self.keep_links(self.store_path, words[1:])
         return _run(words, dict(os.environ))
 
+    def with_codec(self, *arguments: str) -> list[str]:
+        """Words that judge a codec before the training; links are not measured."""
+        space = self.folder / "space.toml"
+        space.write_text('[knobs.rest_codec]\nfixed = "fp16"\n')
+        words = self.flag(*arguments, mode="auto")
+        words[words.index("--autosync") : 0] = ["--autosync-allow", "codec"]
+        words[words.index("--autosync") : 0] = ["--autosync-space", str(space)]
+        self.keep_links(self.store_path, words[1:])
+        return words
+
     @property
     def store(self) -> TraceStore:
         return TraceStore(str(self.store_path))
@@ -265,16 +275,7 @@ def test_what_cannot_be_tuned_in_its_own_steps_is_tuned_by_launched_trials(job: 
 
 def test_after_launched_trials_have_judged_codecs_exact_knobs_are_tuned_live(job: LiveJob) -> None:
     """The codec is a fixed one, so that it surely is the winner's."""
-    space = job.folder / "space.toml"
-    space.write_text('[knobs.rest_codec]\nfixed = "fp16"\n')
-    words = job.flag(mode="auto")
-    words[words.index("--autosync") : 0] = [
-        "--autosync-allow",
-        "codec",
-        "--autosync-space",
-        str(space),
-    ]
-    job.keep_links(job.store_path, words[1:])
+    words = job.with_codec()
     done = _run(words, dict(os.environ))
     assert done.returncode == 0, done.stderr
     live, launched = job.store.studies()
@@ -294,17 +295,8 @@ def test_after_launched_trials_have_judged_codecs_exact_knobs_are_tuned_live(job
 
 
 def test_where_the_loss_guard_ends_the_codec_live_tuning_ends(job: LiveJob) -> None:
-    space = job.folder / "space.toml"
-    space.write_text('[knobs.rest_codec]\nfixed = "fp16"\n')
-    words = job.flag("--diverges", mode="auto")
+    words = job.with_codec("--diverges")
     words[words.index("--autosync-steps") + 1] = "100"  # the guard looks at several windows of 32
-    words[words.index("--autosync") : 0] = [
-        "--autosync-allow",
-        "codec",
-        "--autosync-space",
-        str(space),
-    ]
-    job.keep_links(job.store_path, words[1:])
     done = _run(words, dict(os.environ))
     assert done.returncode == 0, done.stderr
     assert "live tuning has ended: the loss guard has ended its lossy strategy" in done.stderr

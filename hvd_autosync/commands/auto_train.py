@@ -39,7 +39,7 @@ def train_auto(job: Job, options: Options) -> int:
             "at its first steps and starts again after launched trials"
         )
         return tune_and_train(job, launched)
-    staged = bool(options.allow) and has_live_stage(job, options)
+    staged = has_live_stage(job, options)
     if reason:
         then = "; then the training is tuned in its own steps, under what they find"
         _say(f"trials are launched: {reason}" + f"{then}, {UNLESS_KEPT}" * staged)

@@ -26,8 +26,6 @@ from hvd_autosync.util.variables import JUDGED_VARIABLE
 #: The group of lossy knobs under which a training can be tuned live: replicas never differ, and the
 #: loss guard goes on from one exchange to the next.
 _HELD_GROUP = "codec"
-
-
 #: What :func:`why_kept` will find of a winner that is not known yet, as a condition for people.
 UNLESS_KEPT = "unless that has lossy knobs other than codecs, or the exchange hierarchical"
 
