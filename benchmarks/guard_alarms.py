@@ -12,8 +12,9 @@ Losses fall from 5 to 2.5 and on by the logarithm of the step, with noise of a b
 - ``seeds``: normal, and each training is off by a number of its own in all of its steps, of the
   deviation of a window of 32 steps.
 
-The strategy was never judged (``forced``) or was admitted, with four trials of its own, which are
-above the default's likewise (``admitted``). Trainings without a prediction (``unknown``) are judged
+The strategy was never judged (``forced``), or was admitted with four trials of its own, which are
+above the default's likewise (``admitted``) or as good as these (``changed``: only the training is
+worse). Trainings without a prediction (``unknown``) are judged
 by themselves alone; there the planted rise begins in the middle, over 10 windows.
 
     python benchmarks/guard_alarms.py
@@ -45,6 +46,7 @@ TRIALS, TRIAL_STEPS, NOISE = 4, 200, 0.2
 EXCESSES = {
     "forced": (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0),
     "admitted": (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0),
+    "changed": (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0),
     "unknown": (0.0, 10.0, 20.0, 40.0),
 }
 COLUMNS = ("who", "kind", "excess", "trainings", "caught", "median_step")
@@ -103,9 +105,10 @@ def caught_at(who: str, trainings: Trainings, excess: float, steps: int) -> int 
         planted = excess * TOLERANCE * np.clip((np.arange(steps) - steps / 2) / 320, 0, 1)
     else:
         default = [trainings.losses(TRIAL_STEPS).tolist() for _ in range(TRIALS)]
+        in_trials = planted if who == "admitted" else 0.0
         own = [
-            trainings.losses(TRIAL_STEPS, planted[:TRIAL_STEPS]).tolist()
-            for _ in range(TRIALS * (who == "admitted"))
+            trainings.losses(TRIAL_STEPS, in_trials).tolist()
+            for _ in range(TRIALS * (who != "forced"))
         ]
         envelope = LossEnvelope(predict_losses(default, own))
     losses = trainings.losses(steps, planted)
