@@ -111,7 +111,7 @@ LOCAL_START = KnobSpec(
     doc="""
     is the number of steps in which gradients are exchanged before the first local one (post-local
     SGD). It matters if the beginning of a training must not be disturbed. Measured: rounds of 8
-    after half of the training were 1.4 to 1.5 times as fast as an exchange in every step, and as
+    after half of the training were 1.4 to 1.6 times as fast as an exchange in every step, and as
     good on the digits.
     """,
 )
