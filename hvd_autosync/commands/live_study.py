@@ -197,7 +197,8 @@ def _last_line(training: Training, study: _Study, end: LiveTuningError) -> str:
             f"it has kept the winner of study {judged} and was not tuned in its own steps: {ended}"
         )
     return (
-        f"nothing was tuned: {ended}. To tune a training as short as this: --autosync-mode launched"
+        f"nothing was tuned: {ended}. To tune a job that is run as shortly as this many times: "
+        "--autosync-mode launched --autosync-expected-hours H, with the hours of all its runs"
     )
 
 

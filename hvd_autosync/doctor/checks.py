@@ -239,7 +239,7 @@ def _inactive(program: str) -> Finding:
         "plugin",
         Severity.FAIL,
         f"{file} is not installed, so nothing adds --autosync",
-        "Run pip install --force-reinstall --no-deps hvd-autosync.",
+        "Run pip install --force-reinstall --no-deps . in a checkout.",
     )
 
 

@@ -64,7 +64,7 @@ def check_hosts(
                     f"package on {name}",
                     Severity.FAIL,
                     lacking[name],
-                    f"Install hvd_autosync on it, for {sys.executable}.",
+                    f"Run there, in a checkout: {sys.executable} -m pip install .",
                 )
             yield _check_name(name, own_addresses[name], name, needed=several)
 

@@ -98,7 +98,10 @@ def _refuse(arguments: argparse.Namespace) -> None:
             hint="Remove one of them.",
         )
     if arguments.use_jsrun:
-        raise ConfigurationError("jsrun jobs are not supported", hint="Use --gloo or --mpi.")
+        raise ConfigurationError(
+            "jsrun jobs are not supported: it takes no variables of single trials",
+            hint="Use --gloo or --mpi.",
+        )
 
 
 def extend_parser() -> None:

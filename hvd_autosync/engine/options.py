@@ -99,7 +99,8 @@ class Options:
         at_least(defaults.LEAST["warmup"]),
         "N",
         f"Number of warm-up steps per trial, which are not measured. Default: {defaults.WARMUP}; "
-        "after the trial of the default strategy fewer if steps are long.",
+        "after the trial of the default strategy fewer if steps are long, and at most 3 in live "
+        "trials.",
     )
     quality_steps: int = _option(
         defaults.QUALITY_STEPS,
@@ -227,9 +228,10 @@ class Options:
         "{auto,live,launched}",
         "Where trials run: in the steps of the training itself, which is started once (live), or "
         "each in a launch of its own before the training (launched). Live trials change exact "
-        "knobs only, and not those that Horovod reads at its start. With auto: live if options, "
-        "job and script allow it, else launched, with the reason. Lossy knobs (--autosync-allow) "
-        "are judged in launched trials, and the training is then tuned live under what they find.",
+        "knobs only, and not the controller, the fusion threshold, the cycle time, NCCL's variables "
+        "or the number of threads. With auto: live if options, job and script allow it, else "
+        "launched, with the reason. Lossy knobs (--autosync-allow) are judged in launched trials, "
+        "and the training is then tuned live under what they find.",
     )
     keep_trial_files: str | None = _option(
         None,

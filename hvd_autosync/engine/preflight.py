@@ -68,12 +68,18 @@ def check_hosts(job: Job) -> None:
     if unreachable := unreachable_hosts(job):
         raise ConfigurationError(
             f"hosts cannot be reached by ssh: {_listed(unreachable)}",
-            hint=" ".join(ssh_remedy(*finding) for finding in unreachable),
+            hint=" ".join(
+                [
+                    *(ssh_remedy(*finding) for finding in unreachable),
+                    "Without ssh, start the ranks by srun or mpirun with HVD_AUTOSYNC_LIVE=1 "
+                    "(docs/live.md).",
+                ]
+            ),
         )
     if lacking := hosts_without_package(job):
         raise ConfigurationError(
             f"hosts lack this version of hvd_autosync: {_listed(lacking)}",
-            hint=f"Install hvd_autosync on them, for {sys.executable}.",
+            hint=f"Run there, in a checkout: {sys.executable} -m pip install .",
         )
 
 

@@ -76,7 +76,9 @@ def _start_helper(folder: str) -> Helper | None:
         log_level()  # the helper has this environment
         return Helper.start(folder)
     except (OSError, ValueError) as error:
-        print_line(f"the process that tunes cannot be started: {error}")
+        print_line(
+            f"this training is not tuned, as the process that tunes cannot be started: {error}"
+        )
         return None
 
 

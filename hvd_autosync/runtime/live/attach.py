@@ -56,7 +56,8 @@ class Attacher:
         if any(agree_any([cycle], "live.cycle")):
             warn_on_rank_0(
                 f"{CYCLE_VARIABLE} is set, and Horovod would fuse no more than 1 MiB after it is "
-                "initialized again, so live trials change none of its variables"
+                "initialized again, so live trials change none of its variables; unset it, or tune "
+                "with --autosync-mode launched"
             )
             return False
         values = gather_texts(json.dumps(self._own), "live.variables")
@@ -72,7 +73,11 @@ class Attacher:
                 f"ranks have different values of {', '.join(differ)}, so live trials change none "
                 "of Horovod's variables; give all ranks the same"
             )
-        return check_reinitialize({}) is None and not differ
+            return False
+        reason = check_reinitialize({})
+        if reason is not None:
+            warn_on_rank_0(f"live trials change none of Horovod's variables: {reason}")
+        return reason is None
 
     def attach(self, optimizers: Sequence[Any], strategy: Strategy, classes: Classes) -> None:
         """Synchronize by ``strategy`` from the next step on; a collective.

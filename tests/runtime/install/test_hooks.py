@@ -109,8 +109,8 @@ def test_an_unknown_level_of_the_log_starts_no_helper(run_python: Callable[[str]
         "live_activation.activate_live('')\n"
     )
     assert run_python(code).splitlines() == [
-        "hvd-autosync: the process that tunes cannot be started: HVD_AUTOSYNC_LOG is 'x'; the "
-        "levels are debug, info, warning"
+        "hvd-autosync: this training is not tuned, as the process that tunes cannot be started: "
+        "HVD_AUTOSYNC_LOG is 'x'; the levels are debug, info, warning"
     ]
 
 
