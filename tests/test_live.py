@@ -315,8 +315,8 @@ def test_ctrl_c_ends_the_job_and_the_helper(job: LiveJob) -> None:
     assert _helpers(job)
     training.send_signal(signal.SIGINT)
     training.communicate(timeout=240)
-    # Horovod's launcher then has status 0 once in a while: the thread of it that ends a rank and the
-    # one that waits for it both reap it (safe_shell_exec.py).
+    # Horovod's launcher then has status 0 once in a while: its thread that ends a rank and the one
+    # that waits for it both reap it (safe_shell_exec.py).
     assert not (job.folder / "model").exists()
     until = time.monotonic() + 120
     while time.monotonic() < until and _helpers(job):
