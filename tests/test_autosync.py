@@ -254,7 +254,7 @@ def plain_status(horovodrun: str) -> int:
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("launched", "hvd-autosync: trace"),
+        pytest.param("launched", "hvd-autosync: trace", marks=pytest.mark.wide),
         ("auto", "hvd-autosync: nothing was tuned: the training ended after 60 steps"),
     ],
 )
@@ -342,7 +342,12 @@ def test_a_training_that_fails_by_itself_is_not_the_fault_of_its_tuning(
     ("script", "trained", "named"),
     [
         (["--by-hand"], 60, r"nothing was tuned: .* no step .*hvd_autosync.step\(\)"),
-        (["--steps", "1"], 1, "nothing was tuned: the training ended after 1 step, before"),
+        pytest.param(
+            ["--steps", "1"],
+            1,
+            "nothing was tuned: the training ended after 1 step, before",
+            marks=pytest.mark.wide,
+        ),
     ],
 )
 def test_a_training_that_ends_before_it_is_tuned_says_so(
@@ -359,20 +364,11 @@ def test_a_training_that_ends_before_it_is_tuned_says_so(
     ("script", "trained", "named"),
     [
         (["--by-hand"], 60, r"without a single step .* it runs untuned.*hvd_autosync.step\(\)"),
-        pytest.param(
-            ["--steps", "6"],
-            6,
-            "ended after 6 steps; at least 8 are needed .* it runs untuned",
-            marks=pytest.mark.wide,
-        ),
-        pytest.param(
-            ["--steps", "9"],
-            9,
-            "ended by itself after 9 steps, .* it runs untuned",
-            marks=pytest.mark.wide,
-        ),
+        (["--steps", "6"], 6, "ended after 6 steps; at least 8 are needed .* it runs untuned"),
+        (["--steps", "9"], 9, "ended by itself after 9 steps, .* it runs untuned"),
     ],
 )
+@pytest.mark.wide
 def test_a_job_that_is_too_short_runs_untuned(
     job: Job, script: list[str], trained: int, named: str
 ) -> None:

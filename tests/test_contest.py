@@ -28,6 +28,8 @@ from hvd_autosync.search_space.knobs import categorical_knob, float_knob
 TABLES = Path(__file__).parents[1] / "benchmarks" / "traces"
 #: A table of few knobs, and one that is related to it.
 TABLE, RELATED = "lm-100mbit", "resnet-100mbit"
+#: One of each kind: no model, a library, GPs of BoTorch with related tasks, and ours.
+SOME = ("random", "optuna-tpe", "botorch-multitask", "ours")
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +48,10 @@ def table(tables: str) -> Emulator:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONTESTANTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in SOME else pytest.mark.wide) for name in CONTESTANTS],
+)
 def test_each_contestant_plays(name: str, tables: str) -> None:
     entry = CONTESTANTS[name]
     if entry.library:

@@ -182,9 +182,8 @@ def test_ctrl_c_leaves_nothing(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.wide)]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.wide
 def test_when_it_is_killed_nothing_stays(
     way: str, number: int, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

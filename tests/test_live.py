@@ -163,7 +163,10 @@ def test_under_mpirun_alone(job: LiveJob) -> None:
 
 @pytest.mark.parametrize(
     ("beside", "launcher"),
-    [("torch", "gloo"), pytest.param("mpi4py", "mpi", marks=[pytest.mark.mpi, pytest.mark.wide])],
+    [
+        pytest.param("torch", "gloo", marks=pytest.mark.wide),
+        pytest.param("mpi4py", "mpi", marks=[pytest.mark.mpi, pytest.mark.wide]),
+    ],
 )
 def test_what_a_script_uses_beside_horovod_notices_nothing(
     job: LiveJob, beside: str, launcher: str
@@ -228,6 +231,7 @@ def test_a_strategy_that_fails_is_left_out_when_the_training_is_started_again(
     assert later and failed[0].strategy not in later
 
 
+@pytest.mark.wide
 def test_a_killed_helper_does_no_harm(job: LiveJob) -> None:
     words = [job.horovodrun, "-np", "2", "--gloo", *job.script()]
     training = subprocess.Popen(
@@ -294,6 +298,7 @@ def test_after_launched_trials_have_judged_codecs_exact_knobs_are_tuned_live(job
     assert f"(study {live.study_id})" in again.stderr
 
 
+@pytest.mark.wide
 def test_where_the_loss_guard_ends_the_codec_live_tuning_ends(job: LiveJob) -> None:
     words = job.with_codec("--diverges")
     words[words.index("--autosync-steps") + 1] = "100"  # the guard looks at several windows of 32

@@ -141,6 +141,7 @@ def test_tuning_starts_over_with_other_ranks_and_knows_those_of_before(
     assert "goes on with 3 ranks, and its tuning starts over" in job.said
 
 
+@pytest.mark.wide
 def test_a_strategy_in_whose_trial_a_rank_vanishes_is_left_out(
     job: ElasticJob, horovodrun: str
 ) -> None:

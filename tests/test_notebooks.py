@@ -129,6 +129,7 @@ def test_the_widget_moves_and_stop_stops(kernel: Any, tmp_path: Path) -> None:
     assert int(again.text.split()[-1]) > before
 
 
+@pytest.mark.wide
 def test_stop_of_a_live_tuning_leaves_the_training(kernel: Any, tmp_path: Path) -> None:
     _, client = kernel
     cell = TUNE.format(store=str(tmp_path / "t.db")).replace("np=2", 'np=2, mode="live"')

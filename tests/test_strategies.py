@@ -79,6 +79,7 @@ def test_a_file_is_run_exactly_and_changes_nothing_that_is_trained(tmp_path: Pat
     assert float(trained_to(by_rows)) == pytest.approx(float(trained_to(plain)), rel=1e-7)
 
 
+@pytest.mark.wide
 def test_rank_0_saves_when_others_have_ended(tmp_path: Path) -> None:
     saved = []
     for number, knobs in enumerate(
@@ -145,6 +146,7 @@ def place(folder: Path) -> tuple[int, int, bool]:
     return rounds["step"], rounds["done"], rounds["running"]
 
 
+@pytest.mark.wide
 def test_a_killed_training_goes_on_with_its_schedule(tmp_path: Path) -> None:
     """In the middle of a round, with parameters apart and moments of each rank's own."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -191,6 +193,7 @@ def test_a_training_that_is_killed_goes_on_in_its_phase(
     assert phases(tmp_path) == {"step": 132, "samples": 2112}
 
 
+@pytest.mark.wide
 def test_a_rank_that_is_killed_without_a_barrier_ends_the_job(tmp_path: Path) -> None:
     text = SWITCHING.format(kind="asp")
     # How many steps of a pass are rank 1's depends on which rank is faster.

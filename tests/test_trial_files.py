@@ -99,6 +99,7 @@ def test_a_shells_script_too_in_fresh_launches(tmp_path: Path, horovodrun: str) 
 
 @pytest.mark.root
 @pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing()))
+@pytest.mark.wide
 def test_hosts_that_share_files_do_so_in_trials(tmp_path: Path, horovodrun: str) -> None:
     """Files of each host alone are tried first, in a fork and in a fresh launch."""
     (tmp_path / "run").mkdir()

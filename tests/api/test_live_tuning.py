@@ -337,7 +337,10 @@ def test_a_training_goes_on_under_what_was_found(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("interrupt", "tuning was ended after"), ("kill", "the process that tunes has ended")],
+    [
+        pytest.param("interrupt", "tuning was ended after", marks=pytest.mark.wide),
+        ("kill", "the process that tunes has ended"),
+    ],
 )
 def test_what_ends_a_tuning_leaves_its_training(
     how: str,

@@ -156,6 +156,7 @@ class Measured:
         pass
 
 
+@pytest.mark.wide
 def test_once_it_trains_with_what_was_confirmed(
     tmp_path: Path,
     horovodrun: str,

@@ -227,7 +227,7 @@ SAID = {
     "disk full": "live tuning has ended",
 }
 #: These stand for the rest.
-NARROW = {("rank stopped", "trials"), ("disk full", "confirmation")}
+NARROW = {("rank stopped", "trials")}
 CASES = [
     pytest.param(fault, stage, marks=() if (fault, stage) in NARROW else pytest.mark.wide)
     for fault in FAULTS

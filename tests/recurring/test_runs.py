@@ -272,6 +272,7 @@ def test_a_real_job_says_what_it_came_to_and_goes_on(horovodrun: str, tmp_path: 
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.wide
 def test_a_real_job_that_says_nothing_is_known_by_its_loss(horovodrun: str, tmp_path: Path) -> None:
     done = run_job(horovodrun, tmp_path / "traces.db")
     assert done.returncode == 0, done.stderr

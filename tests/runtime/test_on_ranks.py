@@ -71,7 +71,13 @@ GROUPS = {
             "case_rounds_are_those_of_local_sgd",
             "case_a_loss_that_rises_ends_a_codec",
         ),
-        wide=("case_a_window_may_end_right_before_join",),
+        wide=(
+            "case_a_window_may_end_right_before_join",
+            "case_a_loss_that_lags_ends_a_codec_and_local_steps",
+            "case_long_rounds_that_nothing_is_predicted_for_are_named",
+            "case_several_optimizers_have_no_prediction",
+            "case_a_healthy_training_goes_on",
+        ),
     ),
     "exchanges": Group(
         (
@@ -97,6 +103,8 @@ GROUPS = {
             "case_adam",
             "case_adamw",
             "case_switching_between_every_two_plans",
+            "case_switching_with_clipping_and_accumulation",
+            "case_factors_of_weights_that_differ_from_the_beginning",
             "case_compiled_scripts_whose_reading_is_not_seen",
         ),
     ),

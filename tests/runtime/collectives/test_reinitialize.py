@@ -29,7 +29,7 @@ def seconds_since_now(job: Any, ranks: int) -> float:
         pytest.param("gloo", "SIGKILL between", 30),
         pytest.param("gloo", "SIGKILL inside", 30, marks=_WIDE),
         pytest.param("gloo", "SIGKILL between HANDLER", 30, marks=_WIDE),
-        pytest.param("two levels", "SIGKILL between", 30),
+        pytest.param("two levels", "SIGKILL between", 30, marks=_WIDE),
         pytest.param("gloo", "SIGSTOP between", 60, marks=_WIDE),
     ],
 )
@@ -63,7 +63,7 @@ def test_mpirun_ends_the_others_of_a_rank_that_is_killed(launch: Any) -> None:
 @pytest.mark.parametrize(
     ("launcher", "kind"),
     [
-        pytest.param("gloo", "list"),
+        pytest.param("gloo", "list", marks=_WIDE),
         pytest.param("gloo", "sets"),
         pytest.param("mpi", "sets", marks=[_MPI, _WIDE]),
         pytest.param("mpi", "list", marks=[_MPI, _WIDE]),
