@@ -10,11 +10,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.util.import_hook import when_imported
-from hvd_autosync.util.variables import JUDGED_VARIABLE, LIVE_VARIABLE, is_on
+from hvd_autosync.util.variables import CONTROLLERS_VARIABLE, JUDGED_VARIABLE, LIVE_VARIABLE, is_on
 
 _LAUNCHER = "horovod.runner.launch"
 #: ``prctl`` option of Linux (``linux/prctl.h``).
@@ -33,14 +35,16 @@ def _is_launcher() -> bool:
     return any(w.endswith("horovodrun") or w.startswith(modules) for w in sys.orig_argv[1:6])
 
 
-def _extend_launcher(_: ModuleType) -> None:
+def _extend_launcher(_: ModuleType, known: Sequence[str]) -> None:
     from hvd_autosync.commands.flag import extend_launcher
+    from hvd_autosync.launch.facts import spare_checks
     from hvd_autosync.util.streams import open_standard_streams
 
     # Not earlier: during the import of this module Python reads the .pth file, whose descriptor may
     # be that of a closed stream.
     open_standard_streams()
     extend_launcher()
+    spare_checks(known)
 
 
 def _end_with(driver: int) -> None:
@@ -70,6 +74,7 @@ def _start() -> None:
     from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, spec_from_environment
 
     driver = os.environ.pop(DRIVER_VARIABLE, "")
+    known = os.environ.pop(CONTROLLERS_VARIABLE, "").split()
     spec = spec_from_environment()
     # A trial's launcher has the trial's variables, too, and in a batch system's shell also a rank.
     # Only launchers have the driver's process id. The shell itself has a rank, but no trial.
@@ -83,7 +88,8 @@ def _start() -> None:
     elif _is_launcher():
         if driver:
             _end_with(int(driver))
-        when_imported(_LAUNCHER, _extend_launcher, run_as_main=_RUN_LAUNCHER)
+        extend = partial(_extend_launcher, known=known if driver else ())
+        when_imported(_LAUNCHER, extend, run_as_main=_RUN_LAUNCHER)
     elif ranked and is_on(os.environ.get(LIVE_VARIABLE, "")):
         from hvd_autosync.runtime.install.hooks import install_live
 

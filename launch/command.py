@@ -19,28 +19,20 @@ from functools import cache
 from typing import Any
 
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.launch.facts import known_controllers
 from hvd_autosync.launch.job import Job, job_environment
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, worker_environment
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
 from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE, without_held
-from hvd_autosync.util.program import run_code
+from hvd_autosync.util.program import run_code, search_path
+from hvd_autosync.util.variables import CONTROLLERS_VARIABLE
 
 _LOG = logging.getLogger(__name__)
 #: Open MPI 5 reads Horovod's ``-bind-to`` as the program's name; this option means the same there.
 OPEN_MPI_5_BINDING = "--binding-args=--bind-to none --map-by slot"
 #: The hook at Python's start (``hvd_autosync.pth``) recognizes launchers by the last word.
 _LAUNCH = "from horovod.runner.launch import run_commandline; run_commandline()  # as horovodrun"
-
-
-def search_path() -> str:
-    """Return PATH with this interpreter's folder, so that no environment must be activated."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
-
-
-def has_mpirun() -> bool:
-    """Return whether the launcher will find an ``mpirun``."""
-    return shutil.which("mpirun", path=search_path()) is not None
 
 
 @cache
@@ -124,6 +116,8 @@ def launch(
             large.
     """
     environment = {**environment, DRIVER_VARIABLE: str(os.getpid())}
+    if known := known_controllers():
+        environment[CONTROLLERS_VARIABLE] = " ".join(known)
     _LOG.debug("launching %s under %s", shlex.join(redact(job.command)), dict(strategy))
     try:
         return subprocess.Popen(launcher_command(job, strategy), env=environment, **options)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Collection
 from functools import cache
 
 from hvd_autosync.errors import HorovodBuildError
-from hvd_autosync.launch.command import has_mpirun
 from hvd_autosync.search_space import HorovodBuild
+from hvd_autosync.util import patches
+from hvd_autosync.util.program import search_path
 
 
 @cache
@@ -29,7 +32,7 @@ def horovod_build() -> HorovodBuild:
     return HorovodBuild(
         version=horovod.__version__,
         gloo=bool(mpi_ops.gloo_built()),
-        mpi=bool(mpi_ops.mpi_built()) and has_mpirun(),
+        mpi=bool(mpi_ops.mpi_built()) and _has_mpirun(),
         nccl=bool(mpi_ops.nccl_built()),
     )
 
@@ -37,3 +40,32 @@ def horovod_build() -> HorovodBuild:
 def default_controller(build: HorovodBuild) -> str:
     """Return the controller that ``horovodrun`` uses without an option (``launch.py``)."""
     return "mpi" if build.mpi else "gloo"
+
+
+def known_controllers() -> list[str]:
+    """Return the controllers that :func:`horovod_build` has found; none before it was called."""
+    if not horovod_build.cache_info().currsize:
+        return []
+    build = horovod_build()
+    return [name for name, present in (("gloo", build.gloo), ("mpi", build.mpi)) if present]
+
+
+def spare_checks(controllers: Collection[str]) -> None:
+    """Let this process, a launcher of Horovod, not check whether it has these controllers.
+
+    For a check it imports torch in a process of its own (``horovod/common/util.py``), which takes a
+    second and more.
+    """
+    if "gloo" in controllers:
+        patches.install("check of gloo", _found)
+    if "mpi" in controllers:
+        patches.install("check of mpi", _found)
+
+
+def _found(_: Callable[..., object]) -> Callable[..., bool]:
+    return lambda verbose=False: True
+
+
+def _has_mpirun() -> bool:
+    """Return whether the launcher will find an ``mpirun``."""
+    return shutil.which("mpirun", path=search_path()) is not None

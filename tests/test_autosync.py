@@ -118,7 +118,10 @@ def assert_no_secret_is_shown(
 ) -> None:
     """By processes of a tuning with its training, and of that training alone."""
     # Ours are these variables, Horovod's settings, and what torch sets for all it starts.
-    ours = {f"HVD_AUTOSYNC_{name}" for name in ("TRIAL", "TRIAL_ID", "DRIVER", "KEY", "FILES")}
+    ours = {
+        f"HVD_AUTOSYNC_{name}"
+        for name in ("TRIAL", "TRIAL_ID", "DRIVER", "CONTROLLERS", "KEY", "FILES")
+    }
     ours |= {*offline_trackers({}), "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
     added = {each for each in tuned.variables if each not in trained.variables}
     assert {name for name in added if not name.startswith("HOROVOD_")} <= ours

@@ -13,6 +13,7 @@ from pathlib import Path
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.util.log import start_log
+from hvd_autosync.util.program import search_path
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
@@ -35,7 +36,6 @@ def check_command(job: Job) -> None:
     Raises:
         ConfigurationError: One of them does not exist.
     """
-    from hvd_autosync.launch.command import search_path
     from hvd_autosync.launch.remote import remote_hosts
     from hvd_autosync.launch.user_script import script_word
 

@@ -178,6 +178,13 @@ PATCHES = (
         "the parser of horovodrun has the --autosync options",
     ),
     Patch(
+        "check of gloo",
+        "horovod.runner.launch.gloo_built",
+        "launch/facts.py",
+        "a launcher that our driver starts does not import torch to learn what the driver knows",
+    ),
+    Patch("check of mpi", "horovod.runner.launch.mpi_built", "launch/facts.py", "likewise"),
+    Patch(
         "launcher",
         "horovod.runner.launch._run",
         "commands/flag.py",

@@ -6,11 +6,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 #: Removes the entry that Python adds for the working directory. It is "": with ``-P`` and ``-I``
 #: there is none, and entries of PYTHONPATH are absolute by then.
 _LEAVE_OUT = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
+
+
+def search_path() -> str:
+    """Return PATH with this interpreter's folder, so that no environment must be activated."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
 
 
 def run_code(code: str, *arguments: str) -> list[str]:

@@ -29,6 +29,9 @@ STUDY_NOTE = "study"
 #: File that a notebook creates there to end the tuning of such a training, which then goes on.
 END_TUNING_NOTE = "end-tuning"
 
+#: Controllers that Horovod has, as the driver knows: its launcher need not look again.
+CONTROLLERS_VARIABLE = "HVD_AUTOSYNC_CONTROLLERS"
+
 #: Texts of a switch that is off, in small letters; so they are in hvd_autosync.pth.
 OFF = ("", "0", "false", "no", "off")
 

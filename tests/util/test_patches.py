@@ -40,6 +40,7 @@ import torch
 import torch._dynamo.callback
 from hvd_autosync.commands.flag import extend_launcher
 from hvd_autosync.engine.job_line import extend_parser
+from hvd_autosync.launch.facts import spare_checks
 from hvd_autosync.runtime.collectives import initialization, standstill
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
@@ -92,6 +93,8 @@ installers = {
     "compilers": lambda: before_compiling(print),
     "seeds": lambda: seed_everything(1),
     "launcher options": extend_parser,
+    "check of gloo": lambda: spare_checks(["gloo"]),
+    "check of mpi": lambda: spare_checks(["mpi"]),
     "launcher": extend_launcher,
 }
 ABSENT = object()
