@@ -21,11 +21,10 @@ from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialResult
-from hvd_autosync.traces import rows, runs, source_fits
+from hvd_autosync.traces import links, rows, runs, source_fits
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.location import default_store_url
 from hvd_autosync.traces.outage import LostTransactionError, repeated
@@ -40,7 +39,7 @@ from hvd_autosync.traces.records import (
     timestamp,
 )
 from hvd_autosync.traces.runs import RunRecord
-from hvd_autosync.traces.schema import CLUSTERS, STUDIES, TRIALS
+from hvd_autosync.traces.schema import STUDIES, TRIALS
 
 __all__ = ["TraceStore", "default_store_url"]
 
@@ -354,25 +353,14 @@ class TraceStore:
     @repeated
     def find_links(self, cluster_key: str) -> Links | None:
         """Return a cluster's last measured links; ``None`` if there are none, or damaged ones."""
-        query = select(CLUSTERS.c.links).where(CLUSTERS.c.cluster_key == cluster_key)
         with self._database.reading() as connection:
-            links = connection.execute(query).scalar()
-        try:
-            return None if links is None else Links.from_json(links)
-        except ValueError:
-            return None
+            return links.find_links(connection, cluster_key)
 
     @repeated
-    def keep_links(self, cluster_key: str, links: Links) -> None:
+    def keep_links(self, cluster_key: str, measured: Links) -> None:
         """Store the measured links of a cluster, in place of earlier ones."""
-        same_key = CLUSTERS.c.cluster_key == cluster_key
-        values = {"measured_at": timestamp(), "links": links.to_json()}
         with self._database.writing() as connection:
-            if connection.execute(CLUSTERS.update().where(same_key).values(**values)).rowcount:
-                return
-            # Another driver may store the same links at this moment; its measurement is as good.
-            with contextlib.suppress(IntegrityError), connection.begin_nested():
-                connection.execute(CLUSTERS.insert().values(cluster_key=cluster_key, **values))
+            links.keep_links(connection, cluster_key, measured)
 
     @repeated
     def find_source_fit(self, study_id: str, key: str) -> tuple[float, ...] | None:
