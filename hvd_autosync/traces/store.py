@@ -5,10 +5,11 @@ nothing was written. Several drivers, and several threads of a driver, may use a
 the database is on a server and the connection is lost, each method waits for the server and repeats
 its transaction (:mod:`hvd_autosync.traces.outage`).
 
-A study changes only while it runs, and only its owner, the process that created or claimed it,
-should change it. An exception are reports of later trainings (:meth:`TraceStore.keep_drift`,
-:meth:`TraceStore.keep_fallback`). Every method raises ``StoreError`` if the database fails, and
-``TraceFormatError`` if its content is damaged.
+A study changes only while it runs. While its owner runs, the process that created or claimed it,
+only that process and its forks may change it, with the store that it has opened; other processes
+get a ``NotOwnerError``. An exception are reports of later trainings
+(:meth:`TraceStore.keep_drift`, :meth:`TraceStore.keep_fallback`). Every method raises
+``StoreError`` if the database fails, and ``TraceFormatError`` if its content is damaged.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class TraceStore:
 
     def __init__(self, location: str | os.PathLike[str] | None = None) -> None:
         self._database = Database(location)
+        self._opener = Owner.current()
 
     @property
     def name(self) -> str:
@@ -111,7 +113,7 @@ class TraceStore:
             "space_key": space.key,
         }
         with self._database.writing() as connection:
-            rows.lock_running(connection, study_id)
+            rows.lock_own(connection, study_id, self._opener)
             rows.update_study(connection, study_id, columns)
 
     @repeated
@@ -122,7 +124,7 @@ class TraceStore:
             Its number: 0, 1, 2 ... without gaps, even if several processes ask at once.
         """
         with self._database.writing() as connection:
-            rows.lock_running(connection, study_id)
+            rows.lock_own(connection, study_id, self._opener)
             number = rows.next_number(connection, study_id)
             trial = TrialRecord(
                 study_id, number, kind, strategy, timestamp(), None, dict(info), None
@@ -140,7 +142,7 @@ class TraceStore:
         """
         key = (TRIALS.c.study_id == study_id) & (TRIALS.c.number == number)
         with self._database.writing() as connection:
-            rows.lock_running(connection, study_id)
+            rows.lock_own(connection, study_id, self._opener)
             row = connection.execute(select(TRIALS.c.told_at).where(key)).first()
             if row is None or row.told_at is not None:
                 state = "was never asked for" if row is None else "has a result already"
@@ -177,7 +179,7 @@ class TraceStore:
             "winner": None if winner is None else dict(winner),
         }
         with self._database.writing() as connection:
-            rows.lock_running(connection, study_id)
+            rows.lock_own(connection, study_id, self._opener)
             # A training may have run already, if the tuning was interrupted; the last trials came
             # after any drift of its steps.
             (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
@@ -402,15 +404,12 @@ class TraceStore:
         If the database cannot be reached or is locked, the call does nothing: a trial may run.
 
         Raises:
-            StoreError: The study does not belong to this process (any more).
+            NotOwnerError: The study does not belong to this process (any more).
         """
         lost = contextlib.suppress(LostTransactionError)
         with lost, self._database.writing(wait=False) as connection:
             if not rows.beat(connection, study_id):
-                raise StoreError(
-                    f"study {study_id} does not belong to this process",
-                    hint="It has ended, or another driver has taken it over: stop this process.",
-                )
+                raise rows.not_owner(connection, study_id)
 
     @repeated
     def let_go(self, study_id: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.errors import NotOwnerError, StoreError, TraceFormatError
 from hvd_autosync.search_space import (
     SearchSpace,
     Strategy,
@@ -430,6 +430,38 @@ def test_a_heartbeat_does_not_wait_for_another_writer(
     store.heartbeat(study.study_id)
     assert writer.execute(query).fetchone() > before
     writer.close()
+
+
+def test_a_driver_changes_no_study_that_another_one_has_taken_over(
+    store: TraceStore, path: Path, create: Create, space: SearchSpace
+) -> None:
+    study = create()
+    study_id = study.study_id
+    store.ask(study_id, Strategy(), "default", {})
+    _set_owner(path, study, 10, host="elsewhere", pid=4321)
+    before = _everything(store)
+    for change in (
+        lambda: store.ask(study_id, Strategy(), "model", {}),
+        lambda: store.tell(study_id, 0, _CRASHED),
+        lambda: store.describe_task(study_id, None, space),
+        lambda: store.finish(study_id, StudyStatus.FAILED, {}, None),
+        lambda: store.heartbeat(study_id),
+    ):
+        with pytest.raises(NotOwnerError, match=f"{study_id}.* 4321 on elsewhere") as caught:
+            change()
+        assert "hvd-autosync watch" in caught.value.hint
+    assert _everything(store) == before
+    assert store.claim_resumable("job") is None, "the other driver has kept it"
+    store.keep_drift(study_id, ["a training reports what it has seen"])
+
+
+def test_a_study_whose_other_driver_has_died_may_be_continued(
+    store: TraceStore, path: Path, create: Create
+) -> None:
+    study = create()
+    _set_owner(path, study, 500, host="elsewhere")
+    number = store.ask(study.study_id, Strategy(), "default", {})
+    store.tell(study.study_id, number, _CRASHED)
 
 
 def test_ended_studies_are_not_resumed(store: TraceStore, create: Create) -> None:
