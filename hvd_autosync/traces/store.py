@@ -15,6 +15,7 @@ get a ``NotOwnerError``. An exception are reports of later trainings
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +24,12 @@ from typing import Any
 
 from sqlalchemy import select
 
-from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.errors import NotOwnerError, StoreError, TraceFormatError
 from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialResult
 from hvd_autosync.traces import links, rows, runs, source_fits
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.location import default_store_url
-from hvd_autosync.traces.outage import LostTransactionError, repeated
+from hvd_autosync.traces.outage import repeated
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import (
     DRIFT,
@@ -43,6 +44,8 @@ from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.traces.schema import STUDIES, TRIALS
 
 __all__ = ["TraceStore", "default_store_url"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class TraceStore:
@@ -401,15 +404,20 @@ class TraceStore:
     def heartbeat(self, study_id: str) -> None:
         """Record for other machines that this process is alive; call it well within every 120 s.
 
-        If the database cannot be reached or is locked, the call does nothing: a trial may run.
+        If the database fails (it is locked, full or gone), the call does nothing: a trial may run,
+        and the next call may succeed. What needs the database then says so.
 
         Raises:
             NotOwnerError: The study does not belong to this process (any more).
         """
-        lost = contextlib.suppress(LostTransactionError)
-        with lost, self._database.writing(wait=False) as connection:
-            if not rows.beat(connection, study_id):
-                raise rows.not_owner(connection, study_id)
+        try:
+            with self._database.writing(wait=False) as connection:
+                if not rows.beat(connection, study_id):
+                    raise rows.not_owner(connection, study_id)
+        except NotOwnerError:
+            raise
+        except StoreError as error:
+            _LOG.info("no heartbeat of study %s: %s", study_id, error.message)
 
     @repeated
     def let_go(self, study_id: str) -> None:

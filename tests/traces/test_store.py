@@ -432,6 +432,42 @@ def test_a_heartbeat_does_not_wait_for_another_writer(
     writer.close()
 
 
+@pytest.mark.parametrize("problem", ["full", "gone"])
+def test_a_heartbeat_survives_a_store_that_fails(
+    store: TraceStore, path: Path, create: Create, problem: str
+) -> None:
+    study = create()
+    aside = path.with_name("aside.db")
+    query = "SELECT heartbeat_s FROM hvd_autosync_studies"
+    before = time.time()
+    if problem == "full":
+        _change(
+            path,
+            "CREATE TRIGGER full BEFORE UPDATE ON hvd_autosync_studies "
+            "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END",
+        )
+    else:
+        store.close()
+        for each in path.parent.glob(f"{path.name}*"):
+            each.rename(f"{aside}{each.name.removeprefix(path.name)}")
+        path.mkdir()  # so that SQLite makes no new one
+    with pytest.raises(StoreError):
+        store.ask(study.study_id, Strategy(), "default", {})
+    store.heartbeat(study.study_id)
+    if problem == "full":
+        _change(path, "DROP TRIGGER full")
+    else:
+        path.rmdir()
+        for each in path.parent.glob(f"{aside.name}*"):
+            each.rename(f"{path}{each.name.removeprefix(aside.name)}")
+    _set_owner(path, study, 500)
+    store.heartbeat(study.study_id)
+    with sqlite3.connect(path) as connection:
+        (beat,) = connection.execute(query).fetchone()
+    connection.close()
+    assert before <= beat <= time.time()
+
+
 def test_a_driver_changes_no_study_that_another_one_has_taken_over(
     store: TraceStore, path: Path, create: Create, space: SearchSpace
 ) -> None:
