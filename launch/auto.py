@@ -12,6 +12,7 @@ from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.fork_servers import ForkServersError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.lost_trials import revert_lost_trials
 from hvd_autosync.launch.private_files import NotPrivateError
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.launch.signals import signals_deferred
@@ -91,8 +92,9 @@ class AutoRunner:
             TrialFilesError: A changed file cannot be restored.
         """
         if self._watch is None:
+            revert_lost_trials(self._say)
             self._watch = WatchedFiles(self._job.command, self._say, self._own, self._keep_files)
-        self._watch.begin()
+        self._watch.begin(spec.trial_id)
         try:
             return self._launch(spec, limits, progress)
         finally:

@@ -126,7 +126,7 @@ def test_ctrl_c_waits_until_files_are_put_back() -> None:
     class Watch:
         ended = False
 
-        def begin(self) -> None:
+        def begin(self, trial_id: str) -> None:
             pass
 
         def end(self) -> None:
