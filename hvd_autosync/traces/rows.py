@@ -145,6 +145,27 @@ def trial_records(connection: Connection, study_id: str) -> list[TrialRecord]:
     return [_record(TrialRecord, row) for row in connection.execute(query).mappings()]
 
 
+def trials_by_reason(
+    connection: Connection, ending: str
+) -> list[tuple[StudyRecord, list[TrialRecord]]]:
+    """Return the trials whose reason ends so, with their studies; damaged ones are left out.
+
+    Args:
+        connection: In the caller's transaction.
+        ending: The last words of the reason, in characters that JSON does not escape.
+    """
+    result = type_coerce(TRIALS.c.result, Text)
+    query = select(TRIALS).where(result.contains(f'{ending}"', autoescape=True))
+    found: dict[str, list[TrialRecord]] = {}
+    for row in connection.execute(query.order_by(TRIALS.c.number)).mappings():
+        with contextlib.suppress(TraceFormatError):
+            trial = _record(TrialRecord, row)
+            if trial.result is not None and trial.result.reason.endswith(ending):
+                found.setdefault(trial.study_id, []).append(trial)
+    studies = study_records(connection, STUDIES.c.study_id.in_(found), skip_damaged=True)
+    return [(study, found[study.study_id]) for study in studies]
+
+
 def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
     try:
         return kind.from_json(with_current_keys(columns_of(row)))

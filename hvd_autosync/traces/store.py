@@ -334,6 +334,12 @@ class TraceStore:
             return rows.trial_records(connection, rows.full_id(connection, study_id))
 
     @repeated
+    def trials_by_reason(self, ending: str) -> list[tuple[StudyRecord, list[TrialRecord]]]:
+        """Studies and those of their trials whose reason ends so; damaged ones are left out."""
+        with self._database.reading() as connection:
+            return rows.trials_by_reason(connection, ending)
+
+    @repeated
     def finished_tasks(self) -> list[tuple[str, Task]]:
         """Id and task of the largest finished study of each task and space."""
         with self._database.reading() as connection:

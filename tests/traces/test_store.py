@@ -351,6 +351,22 @@ def test_a_field_of_a_newer_version_is_no_damage(
     assert "delete" not in str(caught.value)
 
 
+def test_trials_are_found_by_the_end_of_their_reason(
+    store: TraceStore, path: Path, create: Create
+) -> None:
+    wanted = TrialResult(TrialStatus.CRASHED, 'rank 1 said "100%_" in this trial')
+    other = TrialResult(TrialStatus.CRASHED, "in this trial it failed", stderr_tail="in this trial")
+    first, second, damaged = create("a"), create("b"), create("c")
+    for study, results in ((first, [other, wanted]), (second, [other]), (damaged, [wanted])):
+        for result in results:
+            store.tell(study.study_id, store.ask(study.study_id, Strategy(), "model", {}), result)
+    store.ask(second.study_id, Strategy(), "model", {})
+    _change(path, "UPDATE hvd_autosync_studies SET settings = '{' WHERE job_key = 'c'")
+    ((study, (trial,)),) = store.trials_by_reason("in this trial")
+    assert (study.study_id, trial.number, trial.result) == (first.study_id, 1, wanted)
+    assert store.trials_by_reason("%_") == []
+
+
 # Owners
 
 
