@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -333,7 +334,8 @@ def resolve_options(
             values[each.name] = each.metadata["parse"](as_text(text))
         except ValueError as error:
             raise ConfigurationError(
-                f"invalid value {text!r} for {source}: {error}", hint=each.metadata["help"]
+                f"invalid value{_shown(each.name, text)} for {source}: {error}",
+                hint=each.metadata["help"],
             ) from None
     if section:
         raise ConfigurationError(
@@ -348,6 +350,12 @@ def resolve_options(
 def as_text(value: object) -> str:
     """Return a value from a file or a call, formatted as on the command line."""
     return ",".join(map(str, value)) if isinstance(value, (list, tuple, set)) else str(value)
+
+
+def _shown(name: str, value: object) -> str:
+    """Return an option's value for a message; nothing if it may have a password."""
+    secret = name == "store" and re.search(r"://.*[@?]", as_text(value), re.DOTALL)
+    return "" if secret else f" {value!r}"
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:

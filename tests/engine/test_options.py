@@ -191,3 +191,10 @@ def test_a_folder_for_files_of_trials_is_no_file(tmp_path: Path) -> None:
 def test_lists_in_the_file_are_lists() -> None:
     section = {"allow": ["codec", "schedule"]}
     assert resolve_options(parsed(), {}, section).allow == ("codec", "schedule")
+
+
+def test_an_address_with_a_password_is_in_no_message() -> None:
+    for text in ("postgresql://me:s3cret@host/\0", "postgresql://host/\0?password=s3cret"):
+        with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_STORE") as caught:
+            resolve_options(argparse.Namespace(), {"HVD_AUTOSYNC_STORE": text})
+        assert "s3cret" not in str(caught.value)
