@@ -367,7 +367,7 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
         if name.startswith(PREFIX) and name not in known:
             near = difflib.get_close_matches(name, of_users, 1)
             raise ConfigurationError(
-                f"unknown environment variable {name}={environment[name]!r}",
+                f"unknown environment variable {name}",  # its value may be a secret
                 hint=f"Did you mean {near[0]}? Otherwise unset it." if near else "Unset it.",
             )
 
