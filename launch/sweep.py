@@ -75,7 +75,8 @@ def _runs_in(folder: str) -> bool:
 
 def _is_zombie(folder: Path) -> bool:
     try:
-        return (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        # The name in parentheses is any bytes, such as half a character.
+        return (folder / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
     except OSError:
         return True
 
