@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -40,6 +41,9 @@ class AutoRunner:
         cold: Whether all trials run cold.
         keep_files: Folder that keeps the files that trials write; "": they are discarded.
         own_files: Files that the driver itself writes; changes of them are not reverted.
+
+    Raises:
+        ConfigurationError: There is no temporary folder.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class AutoRunner:
         keep_files: str = "",
         own_files: Collection[str] = (),
     ) -> None:
+        _check_temporary_folder()
         self._job = job
         self._say = say
         self._files = TrialFiles(say, keep_files)
@@ -180,6 +185,21 @@ class AutoRunner:
     def _controller(self, spec: TrialSpec) -> object:
         chosen = spec.strategy.get("controller", self._job.controller)
         return chosen or default_controller(horovod_build())
+
+
+def _check_temporary_folder() -> None:
+    """Check that there is a folder for temporary files, which trials need.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"trials need a folder for temporary files: {error.strerror}",
+            hint="Set TMPDIR to a folder that you may write to, on a disk that is not full.",
+        ) from None
 
 
 def _after(result: TrialResult, limits: Limits) -> Limits:

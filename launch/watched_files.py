@@ -37,6 +37,9 @@ class WatchedFiles:
         own: Files that hvd_autosync itself changes; they are not watched.
         keep: Folder to which files left by trials are moved; "": a new temporary folder.
         copied_bytes: Most bytes to copy.
+
+    Raises:
+        TrialFilesError: There is no folder for the copies.
     """
 
     def __init__(
@@ -48,7 +51,14 @@ class WatchedFiles:
         copied_bytes: int = _MOST_COPIED_BYTES,
     ) -> None:
         self._roots = watched_paths(command)
-        self._journal = FileJournal()
+        try:
+            self._journal = FileJournal()
+        except OSError as error:
+            raise TrialFilesError(
+                f"there is no folder for copies of the files of {self._roots[0]}, which trials "
+                f"may change: {error.strerror}",
+                hint="Set XDG_DATA_HOME or TMPDIR to a folder that you may write to.",
+            ) from None
         owned = {os.path.realpath(path) for path in own}
         self._originals = Originals(self._journal, self._roots, owned, keep, say)
         free = shutil.disk_usage(self._journal.folder).free

@@ -1,5 +1,6 @@
 """What a trial writes is seen by its ranks on this host, and by nobody else."""
 
+import errno
 import os
 import select
 import shutil
@@ -488,3 +489,11 @@ def test_what_a_killed_rank_has_left_goes_with_its_trial(
     assert Path(left).is_dir()
     sweep("one")
     assert sorted(tmp_path.iterdir()) == sorted([Path(other), foreign])
+
+
+def test_without_a_temporary_folder_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    assert sweep(uuid.uuid4().hex) == 0

@@ -3,6 +3,7 @@
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,3 +228,14 @@ def test_caches_and_sockets_do_no_harm(folder: Path, watch: Watch) -> None:
         listener.bind("socket")
     watch.files.end()
     assert (folder / "__pycache__" / "a.pyc").exists() and not Path("socket").exists()
+
+
+def test_without_a_folder_for_copies_no_trial_begins(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(TrialFilesError, match=str(folder)) as caught:
+        Watch("python", "train.py")
+    assert "XDG_DATA_HOME or TMPDIR" in caught.value.hint
