@@ -76,5 +76,9 @@ class StoreError(AutosyncError):
     """The trace store cannot be opened, read or written."""
 
 
+class NotOwnerError(StoreError):
+    """A study belongs to another driver, or does not belong to this one any more."""
+
+
 class TraceFormatError(StoreError):
     """A trace file is damaged, of a newer version, or not a trace; it was not changed."""

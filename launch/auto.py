@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.fork_servers import ForkServersError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.lost_trials import revert_lost_trials
 from hvd_autosync.launch.private_files import NotPrivateError
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.launch.signals import signals_deferred
@@ -39,6 +41,9 @@ class AutoRunner:
         cold: Whether all trials run cold.
         keep_files: Folder that keeps the files that trials write; "": they are discarded.
         own_files: Files that the driver itself writes; changes of them are not reverted.
+
+    Raises:
+        ConfigurationError: There is no temporary folder.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class AutoRunner:
         keep_files: str = "",
         own_files: Collection[str] = (),
     ) -> None:
+        _check_temporary_folder()
         self._job = job
         self._say = say
         self._files = TrialFiles(say, keep_files)
@@ -91,8 +97,9 @@ class AutoRunner:
             TrialFilesError: A changed file cannot be restored.
         """
         if self._watch is None:
+            revert_lost_trials(self._say)
             self._watch = WatchedFiles(self._job.command, self._say, self._own, self._keep_files)
-        self._watch.begin()
+        self._watch.begin(spec.trial_id)
         try:
             return self._launch(spec, limits, progress)
         finally:
@@ -178,6 +185,21 @@ class AutoRunner:
     def _controller(self, spec: TrialSpec) -> object:
         chosen = spec.strategy.get("controller", self._job.controller)
         return chosen or default_controller(horovod_build())
+
+
+def _check_temporary_folder() -> None:
+    """Check that there is a folder for temporary files, which trials need.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"trials need a folder for temporary files: {error.strerror}",
+            hint="Set TMPDIR to a folder that you may write to, on a disk that is not full.",
+        ) from None
 
 
 def _after(result: TrialResult, limits: Limits) -> Limits:

@@ -41,7 +41,9 @@ def open_mpi_major() -> int | None:
     mpirun = shutil.which("mpirun", path=search_path())
     if mpirun is None:
         return None
-    shown = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True, errors="replace"
+    ).stdout
     match = re.search(r"\(Open MPI\) (\d+)", shown)
     return int(match[1]) if match else None
 

@@ -7,9 +7,10 @@ opens, as ``torch.save`` and safetensors do.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class FileState:
     Attributes:
         mode: Type and permissions.
         place: File system and inode.
+        owner: User id of its owner.
         size: Bytes; 0 for a folder.
         changed_ns: Times of the last changes of content and status; 0 for a folder, whose entries
             are compared instead.
@@ -32,6 +34,7 @@ class FileState:
 
     mode: int
     place: tuple[int, int]
+    owner: int
     size: int
     changed_ns: tuple[int, int]
 
@@ -42,6 +45,7 @@ class FileState:
         return cls(
             about.st_mode,
             (about.st_dev, about.st_ino),
+            about.st_uid,
             0 if folder else about.st_size,
             (0, 0) if folder else (about.st_mtime_ns, about.st_ctime_ns),
         )
@@ -94,21 +98,43 @@ def file_states(
     return found, []
 
 
-def open_for_writing() -> set[tuple[int, int]]:
-    """Return file system and inode of all files that any process has open for writing."""
+def open_for_writing(
+    below: Sequence[str] = ("/",), but_of: Callable[[int], bool] = lambda pid: False
+) -> set[tuple[int, int]]:
+    """Return file system and inode of the files that processes have open for writing.
+
+    Processes of other users, and on other hosts, cannot be seen.
+
+    Args:
+        below: The folders, as real paths, in which files are looked at.
+        but_of: Whether the process of this id is left out.
+    """
+    prefixes = tuple(f"{folder.rstrip('/')}/" for folder in below)
     found = set()
-    for folder in Path("/proc").glob("[0-9]*/fd"):
-        try:
-            descriptors = list(folder.iterdir())
-        except OSError:  # ended, or another user's process
-            continue
-        for descriptor in descriptors:
-            try:
-                text = (folder.parent / "fdinfo" / descriptor.name).read_text()
-                flags = int(text.partition("flags:")[2].split()[0], 8)
-                if flags & _WRITING:
-                    about = descriptor.stat()
-                    found.add((about.st_dev, about.st_ino))
-            except (OSError, IndexError):
-                continue
+    for process in Path("/proc").glob("[0-9]*"):
+        places = set()
+        with contextlib.suppress(OSError):  # ended, or another user's process
+            for descriptor in os.listdir(process / "fd"):
+                with contextlib.suppress(OSError, IndexError):
+                    file = f"{process}/fd/{descriptor}"
+                    path = os.readlink(file)
+                    if path not in below and not path.startswith(prefixes):
+                        continue
+                    text = (process / "fdinfo" / descriptor).read_text()
+                    if int(text.partition("flags:")[2].split()[0], 8) & _WRITING:
+                        about = os.stat(file)
+                        places.add((about.st_dev, about.st_ino))
+        if places and not but_of(int(process.name)):
+            found |= places
     return found
+
+
+def descends_from(pid: int, ancestor: int) -> bool:
+    """Return whether a process is another one, or was started by it or by its children."""
+    while pid not in (ancestor, 0, 1):
+        try:
+            # The name in parentheses may contain anything; see proc(5), field 4.
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError):  # it has ended
+            return False
+    return pid == ancestor

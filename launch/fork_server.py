@@ -39,6 +39,8 @@ START_S = 120.0
 #: Longest wait for the driver, which connects after the last server has started.
 _DRIVER_S = START_S + 30.0
 _PROBE_S = 1.0
+#: Interval of looks at a child of which the kernel does not tell the end.
+_LOOK_S = 0.05
 #: ``prctl`` options of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -58,7 +60,8 @@ class _Server:
         self._key = os.environ.pop(KEY_VARIABLE)
         self._sent = 0
         self._child: int | None = None
-        self._child_fd = -1
+        #: Readable once the child has ended; ``None`` where the kernel has no such descriptors.
+        self._child_fd: int | None = None
         self._trial_id = ""
         self._preloader = Preloader()
 
@@ -101,13 +104,21 @@ class _Server:
         """Wait for the next message; return ``None`` if the child has ended instead."""
         with selectors.DefaultSelector() as selector:
             selector.register(receiver, selectors.EVENT_READ)
-            if self._child is not None:
+            if self._child_fd is not None:
                 selector.register(self._child_fd, selectors.EVENT_READ)
-            ready = {key.fileobj for key, _ in selector.select()}
-        if self._child is not None and self._child_fd in ready:
+            looks = self._child is not None and self._child_fd is None
+            ready: set[object] = set()
+            while not ready and not self._has_ended():
+                ready = {key.fileobj for key, _ in selector.select(_LOOK_S if looks else None)}
+        if self._has_ended():
             self._reap()
             return None
         return receiver.receive()
+
+    def _has_ended(self) -> bool:
+        """Return whether there is a child, and it has ended."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return self._child is not None and os.waitid(os.P_PID, self._child, options) is not None
 
     def _execute(self, message: Message, receiver: ControlReceiver) -> ForkedTrial | None:
         if message["type"] == "run":
@@ -125,7 +136,7 @@ class _Server:
                 os._exit(0)
             receiver.close()
             return ForkedTrial(message, self._preloader.record)
-        self._child, self._child_fd = child, os.pidfd_open(child)
+        self._child, self._child_fd = child, _pidfd(child)
         self._trial_id = message["trial"]
         return None
 
@@ -139,8 +150,9 @@ class _Server:
         if self._child is None:
             return
         _, status = os.waitpid(self._child, 0)
-        os.close(self._child_fd)
-        self._child = None
+        if self._child_fd is not None:
+            os.close(self._child_fd)
+        self._child = self._child_fd = None
         end_descendants()
         await_daemons()
         code = os.waitstatus_to_exitcode(status)
@@ -169,6 +181,17 @@ def _first_message(receiver: ControlReceiver) -> Message:
             if time.monotonic() > deadline:
                 raise
             os.write(2, b"\n")
+
+
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor that is readable once a process has ended.
+
+    ``None`` where there is none: before Linux 5.3, or where a container's filter forbids it.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
 
 
 def _prctl(option: int, value: int) -> None:

@@ -52,11 +52,13 @@ class Mount:
 def read_mounts(text: str) -> dict[str, Mount]:
     """Return the topmost mount at each path, from the text of ``/proc/self/mountinfo``."""
     mounts = {}
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):  # other ends of lines may be in a path
         head, _, tail = line.partition(" - ")
         path, options = head.split(" ")[4:6]
         kind, _, whole = tail.split(" ", 2)
-        path = path.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
+        # Spaces and the like are octal numbers; other bytes are as they are, in any encoding.
+        written_bytes = path.encode(errors="surrogateescape").decode("unicode_escape")
+        path = os.fsdecode(written_bytes.encode("latin-1"))
         options_of_both = {*options.split(","), *whole.split(" ")[-1].split(",")}
         written = kind not in _KERNEL and "ro" not in options_of_both
         mounts[path] = Mount(path, kind, options, written)

@@ -57,7 +57,8 @@ class Preloader:
 
     def load_what_was_imported(self) -> None:
         """In the parent: import the modules of the last child, as far as that is safe."""
-        lines = os.pread(self._memory, os.fstat(self._memory).st_size, 0).decode().splitlines()
+        recorded = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
+        lines = os.fsdecode(recorded).splitlines()
         found = dict(line.split("\t", 1) for line in lines if "\t" in line)
         new = {name: origin for name, origin in found.items() if name not in self._seen}
         self._seen |= set(new)
@@ -83,7 +84,7 @@ class _Recorder(MetaPathFinder):
                 if spec.origin:
                     # Several processes may write: append each line with one call.
                     os.lseek(self._descriptor, 0, os.SEEK_END)
-                    os.write(self._descriptor, f"{fullname}\t{spec.origin}\n".encode())
+                    os.write(self._descriptor, os.fsencode(f"{fullname}\t{spec.origin}\n"))
                 return spec
         return None
 

@@ -259,4 +259,4 @@ def _share_of_memory() -> int:
 
 
 def _text(path: str) -> str:
-    return Path(path).read_text(errors="surrogateescape")
+    return Path(path).read_bytes().decode(errors="surrogateescape")

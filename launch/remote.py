@@ -61,6 +61,7 @@ def run_on(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",  # banners need not be UTF-8
         timeout=3 * _CONNECT_S,
         start_new_session=True,  # Ctrl-C must not end what cleans up
     )

@@ -25,7 +25,10 @@ def make_stage(trial_id: str) -> str:
 
 def remove_stages(trial_id: str) -> None:
     """Remove a trial's left-over folders on this host, after its processes have ended."""
-    path = os.path.join(tempfile.gettempdir(), f"{_PREFIX}{trial_id}-")
+    try:
+        path = os.path.join(tempfile.gettempdir(), f"{_PREFIX}{trial_id}-")
+    except OSError:  # there is no such folder that can be written, so nothing was left in it
+        return
     for stage in glob.glob(glob.escape(path) + "*"):
         with contextlib.suppress(OSError):  # another process was faster
             os.rmdir(stage)

@@ -49,9 +49,34 @@ def processes_of(trial_id: str, *, ranks_only: bool = False) -> list[int]:
     return found
 
 
+def await_trials_in(folder: str, patience_s: float) -> None:
+    """Wait for the end of all trials' processes on this host that run in a folder.
+
+    Args:
+        folder: Their working directory, as a real path.
+        patience_s: Longest wait, seconds.
+    """
+    deadline = time.monotonic() + patience_s
+    while _runs_in(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _runs_in(folder: str) -> bool:
+    mark = f"{TRIAL_ID_VARIABLE}=".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended, or another user's process
+            if os.readlink(process / "cwd") != folder or process.name == str(os.getpid()):
+                continue
+            environment = (process / "environ").read_bytes().split(b"\0")
+            if any(entry.startswith(mark) for entry in environment) and not _is_zombie(process):
+                return True
+    return False
+
+
 def _is_zombie(folder: Path) -> bool:
     try:
-        return (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        # The name in parentheses is any bytes, such as half a character.
+        return (folder / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
     except OSError:
         return True
 

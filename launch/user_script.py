@@ -123,6 +123,7 @@ def _environment_of(python: str) -> tuple[str, str] | None:
             [python, "-c", _VERSION_CODE],
             capture_output=True,
             text=True,
+            errors="surrogateescape",  # as in paths
             timeout=_VERSION_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
             check=True,

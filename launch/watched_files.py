@@ -2,8 +2,10 @@
 
 Before a trial, the working directory and the paths in the command are scanned, and files are copied
 up to a total size. After the trial, changed and removed files are restored, and new ones are moved
-aside; nothing is deleted, because another program may have written it meanwhile. If a file without
-a copy was changed, the training must not start.
+aside; nothing is deleted, because another program may have written it meanwhile. What other
+programs are seen to write stays as it is. If a file without a copy was changed, the training must
+not start. If the driver is killed in a trial, the next start reverts it
+(:mod:`hvd_autosync.launch.lost_trials`).
 """
 
 from __future__ import annotations
@@ -12,20 +14,18 @@ import contextlib
 import itertools
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from hvd_autosync.errors import TrialFilesError
-from hvd_autosync.launch.file_states import FileState, file_states, open_for_writing
+from hvd_autosync.launch.file_journal import FileJournal
+from hvd_autosync.launch.file_states import FileState
+from hvd_autosync.launch.originals import Originals
 
 _MOST_ENTRIES = 50_000
 _MOST_COPIED_BYTES = 1 << 30
-_KERNEL = ("/dev", "/proc", "/run", "/sys")
-_REMEDY = (
-    "Restore it, then tune in a copy of the folder with --autosync-tune-only, or on a machine "
-    "where trial files can be private: docs/faq.md."
-)
+#: The largest part of the free space that copies may take.
+_SHARE_OF_SPACE = 0.25
 
 
 class WatchedFiles:
@@ -37,6 +37,9 @@ class WatchedFiles:
         own: Files that hvd_autosync itself changes; they are not watched.
         keep: Folder to which files left by trials are moved; "": a new temporary folder.
         copied_bytes: Most bytes to copy.
+
+    Raises:
+        TrialFilesError: There is no folder for the copies.
     """
 
     def __init__(
@@ -47,37 +50,58 @@ class WatchedFiles:
         keep: str = "",
         copied_bytes: int = _MOST_COPIED_BYTES,
     ) -> None:
-        self._say = say
-        self._keep = keep
         self._roots = watched_paths(command)
-        self._own = {os.path.realpath(path) for path in own}
-        self._left = copied_bytes
-        self._copies = Path(tempfile.mkdtemp(prefix="hvd-autosync-copies-"))
-        self._copied: dict[str, tuple[FileState, Path | str]] = {}
-        self._numbers = itertools.count()
-        self._states: dict[str, FileState] = {}
-        self._unwatched: list[str] = []
-        self._aside: Path | None = None
-        self._keep_copies = False
-        states, unwatched = self._scan(_MOST_ENTRIES)
-        folders = ", ".join(self._roots)
-        say(f"changes that a trial makes in {folders} on this host are reverted after the trial")
-        if unwatched:
-            say(f"{unwatched[0]} and later paths are not watched: more than {_MOST_ENTRIES} files")
         try:
+            self._journal = FileJournal()
+        except OSError as error:
+            raise TrialFilesError(
+                f"there is no folder for copies of the files of {self._roots[0]}, which trials "
+                f"may change: {error.strerror}",
+                hint="Set XDG_DATA_HOME or TMPDIR to a folder that you may write to.",
+            ) from None
+        owned = {os.path.realpath(path) for path in own}
+        self._originals = Originals(self._journal, self._roots, owned, keep, say)
+        free = shutil.disk_usage(self._journal.folder).free
+        self._left = min(copied_bytes, int(free * _SHARE_OF_SPACE))
+        self._numbers = itertools.count()
+        try:
+            states, unwatched = self._originals.scan(_MOST_ENTRIES)
+            folders = ", ".join(self._roots)
+            changes = f"changes that a trial makes in {folders} on this host"
+            say(f"{changes} are reverted after the trial")
+            if unwatched:
+                most = f"more than {_MOST_ENTRIES} files"
+                say(f"{unwatched[0]} and later paths are not watched: {most}")
             for path in sorted(states, key=lambda each: states[each].size):
                 self._copy(path, states[path])
         except BaseException:
             self.close()
             raise
 
-    def begin(self) -> None:
-        """Record the state before a trial; changes since the last trial are the user's."""
-        self._unwatched = []
-        self._states, self._unwatched = self._scan(_MOST_ENTRIES)
-        for path, state in self._states.items():
-            if self._copied.get(path, (None,))[0] != state:
+    def begin(self, trial_id: str) -> None:
+        """Record the state before a trial; changes since the last trial are the user's.
+
+        Args:
+            trial_id: The trial id in the environment of the trial's processes.
+
+        Raises:
+            TrialFilesError: The record cannot be written, so the trial must not start.
+        """
+        files = self._originals
+        files.unwatched = []
+        files.states, files.unwatched = files.scan(_MOST_ENTRIES)
+        for path, state in files.states.items():
+            if files.copied.get(path, (None,))[0] != state:
                 self._copy(path, state)
+        try:
+            self._journal.begin(files.record(), trial_id)
+            files.keeps_journal = True
+        except OSError as error:
+            raise TrialFilesError(
+                f"cannot write to {self._journal.folder}, which keeps the files of "
+                f"{self._roots[0]} during a trial: {error.strerror}",
+                hint="Free some space there, or name another folder with XDG_DATA_HOME.",
+            ) from None
 
     def end(self) -> None:
         """Restore the state from before the trial.
@@ -85,114 +109,42 @@ class WatchedFiles:
         Raises:
             TrialFilesError: A file cannot be restored, or what a trial left cannot be moved.
         """
-        now, _ = self._scan()
-        others = open_for_writing()
-        lost, failed = [], []
-        for path, state in self._states.items():
-            new = now.get(path)
-            if new == state or (new is not None and new.place in others):
-                continue
-            try:
-                if not self._restore(path, state, new):
-                    lost.append(f"{path} ({state.size / 1e6:.1f} MB)")
-            except OSError as error:
-                failed.append(f"{path} ({error.strerror}; copy: {self._copied[path][1]})")
-        for path in [path for path in now if path not in self._states]:
-            if now[path].place not in others and os.path.lexists(path):
-                try:
-                    self._move_aside(path)
-                except OSError as error:
-                    failed.append(f"{path}, which was not there before ({error.strerror})")
-        if failed:
-            self._keep_copies = True
-            raise TrialFilesError(
-                f"changes of a trial cannot be reverted: {_few([*failed, *lost])}; "
-                "the training is not started",
-                hint=f"What was copied before the trial is kept in {self._copies}. {_REMEDY}",
-            )
-        if lost:
-            raise TrialFilesError(
-                f"a trial changed {_few(lost)}, too large to be copied before; "
-                "the training is not started",
-                hint=_REMEDY,
-            )
+        files = self._originals
+        try:
+            now, _ = files.scan()
+            files.revert(now, self._journal.others())
+        finally:
+            self._journal.end(keep=files.keeps_journal)
 
     def close(self) -> None:
         """Remove the copies, unless a file could not be restored from them."""
-        if not self._keep_copies:
-            shutil.rmtree(self._copies, ignore_errors=True)
-
-    def _scan(self, most: int | None = None) -> tuple[dict[str, FileState], list[str]]:
-        """Return the states of what is watched: all, or as many entries as ``most``.
-
-        What :meth:`begin` left out is left out after the trial, too.
-        """
-        skipped = {*_KERNEL, *self._own, str(self._copies), *self._unwatched}
-        if self._keep:
-            skipped.add(os.path.realpath(self._keep))
-        return file_states(self._roots, skipped, most)
+        self._journal.close(keep=self._originals.keeps_journal)
 
     def _copy(self, path: str, state: FileState) -> None:
         """Copy the file at ``path``, if there is room."""
-        _, before = self._copied.pop(path, (None, ""))
+        copied = self._originals.copied
+        _, before = copied.pop(path, (None, ""))
         if isinstance(before, Path):
             self._left += before.stat().st_size
             before.unlink()
         with contextlib.suppress(OSError):  # not readable, deleted, or no room: no copy
             if state.is_folder:
-                self._copied[path] = (state, "")
+                copied[path] = (state, "")
             elif os.path.islink(path):
-                self._copied[path] = (state, os.readlink(path))
+                copied[path] = (state, os.readlink(path))
             elif state.is_file and state.size <= self._left:
-                copy = self._copies / str(next(self._numbers))
-                shutil.copy2(path, copy)
+                copied[path] = (state, self._copy_of(path))
                 self._left -= state.size
-                self._copied[path] = (state, copy)
 
-    def _restore(self, path: str, state: FileState, new: FileState | None) -> bool:
-        """Restore ``path``; return whether that is possible."""
-        known, copy = self._copied.get(path, (None, ""))
-        if known != state:
-            return False
-        if new is not None and new.is_folder and state.is_folder:
-            os.chmod(path, state.mode & 0o7777)
-            return True
-        if new is not None:
-            self._move_aside(path, leave=new.is_file and new.place == state.place)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        if state.is_folder:
-            os.makedirs(path, exist_ok=True)
-            os.chmod(path, state.mode & 0o7777)
-        elif isinstance(copy, str):
-            os.symlink(copy, path)
-        else:
-            shutil.copyfile(copy, path)  # writes into the same file if it still exists
-            shutil.copystat(copy, path)
-        self._copied[path] = (FileState.of(os.lstat(path)), copy)
-        return True
-
-    def _move_aside(self, path: str, *, leave: bool = False) -> None:
-        """Move a file that a trial left to the folder for such files."""
-        if self._aside is None:
-            prefix = "hvd-autosync-left-by-trials-"
-            self._aside = Path(self._keep or tempfile.mkdtemp(prefix=prefix)).absolute()
-            self._say(
-                f"files left by trials are moved to {self._aside}: check them, then delete it"
-            )
-        target = self._aside / path.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        number = 1
-        while os.path.lexists(target):
-            target, number = target.with_name(f"{os.path.basename(path)}.{number}"), number + 1
-        if leave:
-            shutil.copy2(path, target)
-        else:
-            shutil.move(path, target)
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    def _copy_of(self, path: str) -> Path:
+        """Copy a file to the journal, and return the copy; if that fails, there is none."""
+        copy = self._journal.folder / f"{next(self._numbers)}.copy"
+        try:
+            shutil.copy2(path, copy)
+        except OSError:
+            copy.unlink(missing_ok=True)
+            raise
+        return copy
 
 
 def watched_paths(command: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from hvd_autosync.engine.preflight import check_command, check_hosts, start_driv
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.lost_trials import revert_lost_trials
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.launch.signals import stop_on_signals
 from hvd_autosync.util import patches
@@ -78,6 +79,8 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     start_driver_log()
     job, options = read_job(arguments, words)
     check_command(job)
+    if not options.dry_run:
+        revert_lost_trials(lambda line: print(f"{_PREFIX}: {printable(line)}", file=sys.stderr))
     if options.recurring:
         from hvd_autosync.recurring.runs import run_recurring
 

@@ -48,6 +48,7 @@ _RESUMED = "the training ended before its tuning; the next run of this job resum
 
 def main() -> None:
     """Tune the training whose rank 0 has started this process; end with it."""
+    _ignore_warnings_of_schedulers()
     # What libraries print must not reach the messages.
     sent = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -200,6 +201,16 @@ def _last_line(training: Training, study: _Study, end: LiveTuningError) -> str:
         f"nothing was tuned: {ended}. To tune a job that is run as shortly as this many times: "
         "--autosync-mode launched --autosync-expected-hours H, with the hours of all its runs"
     )
+
+
+def _ignore_warnings_of_schedulers() -> None:
+    """Ignore signals that are for the script.
+
+    A scheduler may send them to all processes of a job some time before it ends that: the script
+    saves a checkpoint, and this process, which has nothing to save, would die of them.
+    """
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _watch_for_stop() -> Callable[[], bool]:

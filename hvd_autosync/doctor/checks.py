@@ -251,7 +251,9 @@ def _output(command: list[str]) -> str:
     """Return the standard output of ``command``; empty if it cannot be run."""
     try:
         # The working directory must not matter, as `python -m` imports from it.
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd="/")
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, cwd="/"
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

@@ -105,4 +105,5 @@ def _ask(name: str, ssh: tuple[int | None, str | None]) -> list[str]:
         done = run_on(name, 'getent ahostsv4 "$(hostname)"', ssh)
     except subprocess.TimeoutExpired:
         return []
-    return sorted({row.split()[0] for row in done.stdout.splitlines() if row.strip()})
+    rows = map(str.split, done.stdout.splitlines())  # and what a shell says at its start
+    return sorted({row[0] for row in rows if row[1:2] in (["STREAM"], ["DGRAM"], ["RAW"])})

@@ -211,7 +211,7 @@ def _discovered(arguments: argparse.Namespace) -> tuple[Host, ...]:
         return ()
     script = arguments.host_discovery_script
     # As in HostDiscoveryScript of horovod/runner/elastic/discovery.py.
-    done = subprocess.run(script, shell=True, capture_output=True, text=True)
+    done = subprocess.run(script, shell=True, capture_output=True, text=True, errors="replace")
     lines = sorted({line.strip() for line in done.stdout.splitlines()} - {""})
     try:
         if done.returncode:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from hvd_autosync.engine.failed_choices import failed_choices, has_lost_training
 from hvd_autosync.engine.live_stage import keep_drift
 from hvd_autosync.engine.mode import choices_not_live
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+from hvd_autosync.engine.study_options import load_restrictions, tuning_key, tuning_keys
 from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.engine.tuning import Listener, TuningInterrupted, tune
-from hvd_autosync.errors import SpaceError, TraceFormatError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, LiveRunner, Training, train_under
+from hvd_autosync.launch.live_runner import LiveRunner, Training, train_under
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.search_space.catalogue import catalogue_knob
-from hvd_autosync.search_space.knobs import CategoricalKnob, Value
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
@@ -129,7 +127,8 @@ class LiveStudy:
 
     def _tune(self) -> StudyRecord:
         """Tune the training, and let it go on under the winner."""
-        failed = failed_choices(TraceStore(self._options.store))
+        with closing(TraceStore(self._options.store)) as store:
+            failed = failed_choices(store, self._own_keys())
         unwanted = choices_not_live(elastic=self._training.elastic)
         for name, choices in failed.items():
             unwanted[name] = unwanted.get(name, set()) | choices
@@ -137,8 +136,8 @@ class LiveStudy:
             self._told = True
             named = sorted(f"{name}={value}" for name in failed for value in failed[name])
             self._listener.on_notice(
-                f"not tried live, because a training failed in such a trial: {', '.join(named)}; "
-                "to try them: --autosync-mode launched"
+                "not tried live, because a training of this job, or of two others, failed in such "
+                f"a trial: {', '.join(named)}; to try them: --autosync-mode launched"
             )
         begun = None if self._judged is None else self._judged.winner
         with closing(LiveRunner(self._training, begun)) as runner:
@@ -161,6 +160,15 @@ class LiveStudy:
         self._on_switch(study, self._train(study))
         return study
 
+    def _own_keys(self) -> set[str]:
+        """Keys of the studies of this job, also of one without lossy groups or a launched stage."""
+        options = self._options
+        restrictions = load_restrictions(options.space, options.allow)
+        begun = [None] if self._judged is None else [None, self._judged.winner]
+        return {tuning_key(self._job, options, restrictions, each) for each in begun} | tuning_keys(
+            self._job
+        )
+
     def _train(self, study: StudyRecord) -> Cost:
         """Let the training go on under a study's winner; return what its tuning has cost."""
         context = training_context(study, self._options.store)
@@ -168,42 +176,6 @@ class LiveStudy:
         train_under(self._training, strategy, context.classes, context.expected_step_s)
         switched = self._training.wait("switched")
         return Cost(switched["step"], switched["steps"], switched["spent_s"])
-
-
-def failed_choices(store: TraceStore) -> dict[str, set[Value]]:
-    """Choices of categorical knobs in whose live trials a training has failed, of any job.
-
-    A mechanism that fails in place may work from the start, in a launched trial. Damaged studies
-    are left out.
-
-    Args:
-        store: The store of all studies.
-
-    Returns:
-        Name of a knob -> choices that are not the knob's default, nor had from the start.
-    """
-    failed: dict[str, set[Value]] = {}
-    trials: list[tuple[TrialRecord, Strategy]] = []
-    for study in store.studies(skip_damaged=True):
-        if study.settings.get("mode") == "live":
-            begun = Strategy()
-            if study.space is not None and study.settings.get("judged_by"):
-                begun = study.space.default
-            with suppress(TraceFormatError):
-                trials += [(trial, begun) for trial in store.trials(study.study_id) if _lost(trial)]
-    for trial, begun in trials:
-        for name, value in trial.strategy.items():
-            with suppress(SpaceError):  # of an extension that is not loaded now
-                knob = catalogue_knob(name)
-                own = (knob.default, begun.get(name))
-                if isinstance(knob, CategoricalKnob) and value not in own:
-                    failed.setdefault(name, set()).add(value)
-    return failed
-
-
-def _lost(trial: TrialRecord) -> bool:
-    """Return whether a training has failed in this trial."""
-    return trial.result is not None and trial.result.reason.endswith(LOST_IN_TRIAL)
 
 
 def failed_trial(
@@ -221,6 +193,6 @@ def failed_trial(
     with closing(TraceStore(options.store)) as store:
         for study in store.studies(job_key=key):
             for trial in store.trials(study.study_id):
-                if _lost(trial) and trial.asked_at >= since:
+                if has_lost_training(trial) and trial.asked_at >= since:
                     return trial
     return None

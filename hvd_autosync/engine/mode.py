@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from hvd_autosync import extensions
 from hvd_autosync.engine.compatibility import why_again
@@ -19,6 +18,7 @@ from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.traces.location import has_secrets
 
 #: It needs process sets from ``hvd.init()`` on. Horovod negotiates in each of them in every cycle,
 #: which delays all operations, also those of a training that ends up without it.
@@ -130,8 +130,11 @@ def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> st
             return "the job has a single rank, which synchronizes with no other"
         if job.hosts[0] in remote_hosts(job):
             return f"rank 0 and the process that tunes run on {job.hosts[0].name}, not on this host"
-    if options.store and urlsplit(options.store).password:
-        return "the address of the store has a password, which command lines of ranks would show"
+    if has_secrets(options.store):
+        return (
+            "the address of the store has a password, or a parameter that may be one, which the "
+            "command lines of ranks would show"
+        )
     at_start = launch_knobs(reinitializes=not job.elastic)
     if knobs := at_start & set(restrictions.get("knobs", ())):
         return f"Horovod reads {', '.join(sorted(knobs))} of the space file at its start"

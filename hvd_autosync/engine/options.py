@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -335,7 +336,8 @@ def resolve_options(
             values[each.name] = each.metadata["parse"](as_text(text))
         except ValueError as error:
             raise ConfigurationError(
-                f"invalid value {text!r} for {source}: {error}", hint=each.metadata["help"]
+                f"invalid value{_shown(each.name, text)} for {source}: {error}",
+                hint=each.metadata["help"],
             ) from None
     if section:
         raise ConfigurationError(
@@ -352,6 +354,12 @@ def as_text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple, set)) else str(value)
 
 
+def _shown(name: str, value: object) -> str:
+    """Return an option's value for a message; nothing if it may have a password."""
+    secret = name == "store" and re.search(r"://.*[@?]", as_text(value), re.DOTALL)
+    return "" if secret else f" {value!r}"
+
+
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     """Reject variables with our prefix that are not options, such as misspelt ones."""
     of_users = [variable_name(each.name) for each in fields(Options)]
@@ -361,7 +369,7 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
         if name.startswith(PREFIX) and name not in known:
             near = difflib.get_close_matches(name, of_users, 1)
             raise ConfigurationError(
-                f"unknown environment variable {name}={environment[name]!r}",
+                f"unknown environment variable {name}",  # its value may be a secret
                 hint=f"Did you mean {near[0]}? Otherwise unset it." if near else "Unset it.",
             )
 

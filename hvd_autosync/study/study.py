@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hvd_autosync import learner as learning
-from hvd_autosync.errors import ConfigurationError, StoreError, StudyError
+from hvd_autosync.errors import ConfigurationError, NotOwnerError, StoreError, StudyError
 from hvd_autosync.learner.base import Learner
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
@@ -217,6 +217,7 @@ class AskTellStudy:
         Raises:
             StudyError: The default trial has ended, but the space is not set; or the study ends, or
                 exploring does, and the results of open trials count for that.
+            NotOwnerError: Another driver has taken the study over.
             StoreError: The store cannot be written.
         """
         if self.record.status is not StudyStatus.RUNNING:
@@ -270,6 +271,7 @@ class AskTellStudy:
         Raises:
             StudyError: The trial is not open in this study; or the outcome is neither a result nor
                 seconds, which are finite, not negative and not almost all 0. Nothing is recorded.
+            NotOwnerError: Another driver has taken the study over, and measures the trial again.
             StoreError: The store cannot be written. The result is in a file, and
                 :func:`hvd_autosync.tune` takes it from there when it resumes the study.
         """
@@ -293,6 +295,8 @@ class AskTellStudy:
             )
         try:
             self._store.tell(self.study_id, trial.number, outcome)
+        except NotOwnerError:
+            raise
         except StoreError as error:
             raise self._unsaved(trial.number, outcome, error) from error
         del self._mine[trial.number]

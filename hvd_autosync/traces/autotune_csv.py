@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hvd_autosync.errors import SpaceError, StoreError, TraceFormatError
 from hvd_autosync.search_space import Strategy, Value, catalogue_knob
+from hvd_autosync.traces.files import check_regular
 from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord, timestamp
 from hvd_autosync.traces.store import TraceStore
 
@@ -49,6 +50,7 @@ def import_autotune_log(store: TraceStore, path: str | os.PathLike[str]) -> str:
     """
     name = os.fspath(path)
     try:
+        check_regular(path)
         content = Path(path).read_bytes()
         written_at = timestamp(datetime.fromtimestamp(Path(path).stat().st_mtime, timezone.utc))
     except OSError as error:

@@ -128,7 +128,7 @@ class Database:
             except DBAPIError as error:
                 if not (self._waits and error.connection_invalidated):
                     raise
-                written = number and was_committed(self._engine, number, self.name)
+                written = number and was_committed(self._engine, number, self._location)
                 if written is False:
                     raise
                 if not written:
@@ -140,7 +140,7 @@ class Database:
 
     def _connect(self, engine: Engine, *, wait: bool = True) -> Connection:
         if self._waits and wait:
-            return connect_again(engine, self.name)
+            return connect_again(engine, self._location)
         try:
             return engine.connect()
         except OperationalError as error:
@@ -259,9 +259,7 @@ def _create_sqlite_engine(url: URL) -> Engine:
 
 def _translate(error: Exception, cause: BaseException | None, location: Location) -> StoreError:
     """Translate the error of a database driver."""
-    text = " ".join(str(cause).split())
-    if location.url.password is not None:
-        text = text.replace(str(location.url.password), "***")
+    text = location.without_secrets(" ".join(str(cause).split()))
     if isinstance(error, ProgrammingError) or any(part in text for part in _DAMAGE):
         return TraceFormatError(
             f"{location.name} is damaged, or not a trace store: {text}", hint=_USE_ANOTHER

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 from hvd_autosync.errors import StoreError
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Check that a file can be read from its beginning more than once.
+
+    Raises:
+        OSError: It does not exist.
+        StoreError: It is a pipe, a device or a socket.
+    """
+    mode = Path(path).stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise StoreError(
+            f"{os.fspath(path)} is a pipe or another special file, which cannot be read twice",
+            hint="Write its content to a file, and name that.",
+        )
 
 
 def write_file(

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.traces.anonymous import anonymous
-from hvd_autosync.traces.files import write_file
+from hvd_autosync.traces.files import check_regular, write_file
 from hvd_autosync.traces.json_lines import LONGEST_LINE_BYTES, LineReader
 from hvd_autosync.traces.records import StudyRecord, TrialRecord
 from hvd_autosync.traces.store import TraceStore
@@ -121,6 +121,7 @@ def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]
     """
     studies: list[tuple[StudyRecord, list[TrialRecord]]] = []
     try:
+        check_regular(path)
         _check_size(path)
         with _opened(path) as stream:
             reader = LineReader(stream, os.fspath(path))

@@ -18,14 +18,18 @@ from hvd_autosync.errors import StoreError, TraceFormatError
 _SMALLEST_DATABASE_BYTES = 512
 _LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs"}
 _CREDENTIALS = re.compile(r"(?<=://).*@")
+_QUERY = re.compile(r"\?.*", re.DOTALL)
 #: Parameters of database URLs that are not secret; all others are masked.
 _HARMLESS = frozenset(
-    "application_name cache charset client_encoding collation connect_timeout driver gssencmode "
-    "host hostaddr immutable mode nolock options passfile port read_timeout service ssl ssl_ca "
-    "ssl_cert ssl_key ssl_mode sslcert sslcrl sslkey sslmode sslrootcert target_session_attrs "
-    "timeout unix_socket uri vfs write_timeout".split()
+    "application_name cache charset check_same_thread client_encoding collation connect_timeout "
+    "driver gssencmode host hostaddr immutable keepalives keepalives_count keepalives_idle "
+    "keepalives_interval mode nolock passfile port read_timeout service ssl ssl_ca ssl_cert "
+    "ssl_key ssl_mode sslcert sslcrl sslkey sslmode sslrootcert target_session_attrs "
+    "tcp_user_timeout timeout unix_socket uri vfs write_timeout".split()
 )
 _MASK = "***"
+#: Values of parameters that are shorter are not looked for in messages.
+_SHORTEST_SECRET = 3
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,23 @@ class Location:
         shown = {k: v if k in _HARMLESS else _MASK for k, v in self.url.query.items()}
         url = self.url.set(database=str(self.file) if self.file else self.url.database, query=shown)
         return url.render_as_string(hide_password=True).replace(quote_plus(_MASK), _MASK)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The password, and the values of parameters that may be secret; the longest first."""
+        found = [] if self.url.password is None else [str(self.url.password)]
+        for name, value in self.url.query.items():
+            if name not in _HARMLESS:
+                found += [value] if isinstance(value, str) else value
+        return tuple(sorted(filter(None, found), key=len, reverse=True))
+
+    def without_secrets(self, text: str) -> str:
+        """Mask secrets of this location in a text, such as a database driver's message."""
+        for secret in self.secrets:
+            if len(secret) >= _SHORTEST_SECRET or secret == self.url.password:
+                for written in (secret, quote_plus(secret)):
+                    text = text.replace(written, _MASK)
+        return text
 
     @property
     def allows_wal(self) -> bool:
@@ -131,7 +152,7 @@ def resolve_location(location: str | os.PathLike[str] | None) -> Location:
         url = make_url(text)
     except (SQLAlchemyError, ValueError):
         raise StoreError(
-            f"not a database URL: {_CREDENTIALS.sub('***@', text)}",
+            f"not a database URL: {_QUERY.sub(f'?{_MASK}', _CREDENTIALS.sub('***@', text))}",
             hint="Write DIALECT://USER:PASSWORD@HOST:PORT/DATABASE, or the path of a file.",
         ) from None
     database = url.database
@@ -139,6 +160,14 @@ def resolve_location(location: str | os.PathLike[str] | None) -> Location:
     if not in_file or database is None or "uri" in url.query:
         return Location(url, None)
     return Location(url, Path(database).absolute())
+
+
+def has_secrets(location: str | None) -> bool:
+    """Return whether the location of a store has a password, or a parameter that may be secret."""
+    try:
+        return location is not None and bool(resolve_location(location).secrets)
+    except StoreError:  # it is refused where it is opened
+        return False
 
 
 def prepare_file(file: Path) -> None:

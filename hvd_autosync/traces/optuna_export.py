@@ -45,8 +45,7 @@ def export_to_optuna(study: StudyRecord, trials: Sequence[TrialRecord], url: str
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     name = f"hvd-autosync-{study.study_id}"
     location = resolve_location(url)
-    secret = location.url.password
-    shown = location.address if secret is not None or location.url.query else url
+    shown = location.address if location.secrets or location.url.query else url
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -67,9 +66,7 @@ def export_to_optuna(study: StudyRecord, trials: Sequence[TrialRecord], url: str
             hint=f"Delete it: optuna delete-study --storage {shown} --study-name {name}",
         ) from None
     except Exception as error:  # of any database driver
-        reason = str(error).replace(url, shown)
-        if secret:
-            reason = reason.replace(str(secret), "***")
+        reason = location.without_secrets(str(error).replace(url, shown))
         raise StoreError(
             f"Optuna cannot write to {shown}: {reason}",
             hint="Write for example sqlite:///optuna.db.",

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
 from hvd_autosync.errors import StoreError
+from hvd_autosync.traces.location import Location
 
 #: Longest outage that is waited for.
 WAIT_S = 600.0
@@ -46,12 +47,12 @@ def repeated(transaction: Callable[_P, _R]) -> Callable[_P, _R]:
     return run
 
 
-def connect_again(engine: Engine, name: str) -> Connection:
+def connect_again(engine: Engine, location: Location) -> Connection:
     """Connect to a server; wait for it if it does not answer, and print one message about that.
 
     Args:
         engine: The engine of the database.
-        name: Name of the store, for the message.
+        location: The store, for the message.
 
     Raises:
         OperationalError: The server did not answer within ``WAIT_S``.
@@ -66,9 +67,9 @@ def connect_again(engine: Engine, name: str) -> Connection:
             if time.monotonic() > until:
                 raise
             if not waiting:
-                reason = " ".join(str(error.orig).split())
+                reason = location.without_secrets(" ".join(str(error.orig).split()))
                 print(
-                    f"hvd-autosync: {name} does not answer; waiting for it, for at most "
+                    f"hvd-autosync: {location.name} does not answer; waiting for it, for at most "
                     f"{WAIT_S / 60:.0f} minutes: {reason}",
                     file=sys.stderr,
                     flush=True,
@@ -85,7 +86,7 @@ def transaction_number(connection: Connection) -> str | None:
     return str(connection.execute(text("SELECT CAST(txid_current() AS text)")).scalar())
 
 
-def was_committed(engine: Engine, number: str, name: str) -> bool | None:
+def was_committed(engine: Engine, number: str, location: Location) -> bool | None:
     """Return whether transaction ``number`` was written, as the server says after the outage.
 
     ``None`` if that is unknown.
@@ -96,7 +97,7 @@ def was_committed(engine: Engine, number: str, name: str) -> bool | None:
     query = text("SELECT txid_status(CAST(:number AS bigint))")
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
-        with connect_again(engine, name) as connection:
+        with connect_again(engine, location) as connection:
             status = connection.execute(query, {"number": number}).scalar()
         if status in ("committed", "aborted"):
             return bool(status == "committed")

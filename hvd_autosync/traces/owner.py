@@ -76,7 +76,7 @@ def _process_start(pid: int) -> str | None:
     if Path("/proc/self/stat").exists():
         # psutil's start time depends on the clock, which may be set while the driver runs.
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         except OSError:
             return None
         # The name in parentheses may contain anything; see proc(5), fields 3 and 22.

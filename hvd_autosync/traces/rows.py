@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Text, func, select, type_coerce
 
-from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
+from hvd_autosync.errors import AutosyncError, NotOwnerError, StoreError, TraceFormatError
 from hvd_autosync.search_space import Task
 from hvd_autosync.search_space.records import UnknownFieldError, read
 from hvd_autosync.traces.aliases import with_current_keys
-from hvd_autosync.traces.owner import Owner
+from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S, Owner
 from hvd_autosync.traces.records import LATER, StudyRecord, StudyStatus, TrialRecord
 from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS, columns_of
 
@@ -145,6 +145,27 @@ def trial_records(connection: Connection, study_id: str) -> list[TrialRecord]:
     return [_record(TrialRecord, row) for row in connection.execute(query).mappings()]
 
 
+def trials_by_reason(
+    connection: Connection, ending: str
+) -> list[tuple[StudyRecord, list[TrialRecord]]]:
+    """Return the trials whose reason ends so, with their studies; damaged ones are left out.
+
+    Args:
+        connection: In the caller's transaction.
+        ending: The last words of the reason, in characters that JSON does not escape.
+    """
+    result = type_coerce(TRIALS.c.result, Text)
+    query = select(TRIALS).where(result.contains(f'{ending}"', autoescape=True))
+    found: dict[str, list[TrialRecord]] = {}
+    for row in connection.execute(query.order_by(TRIALS.c.number)).mappings():
+        with contextlib.suppress(TraceFormatError):
+            trial = _record(TrialRecord, row)
+            if trial.result is not None and trial.result.reason.endswith(ending):
+                found.setdefault(trial.study_id, []).append(trial)
+    studies = study_records(connection, STUDIES.c.study_id.in_(found), skip_damaged=True)
+    return [(study, found[study.study_id]) for study in studies]
+
+
 def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
     try:
         return kind.from_json(with_current_keys(columns_of(row)))
@@ -252,18 +273,49 @@ def lock_study(connection: Connection, study_id: str) -> RowMapping:
     return row
 
 
-def lock_running(connection: Connection, study_id: str) -> None:
-    """Lock a study that may still change.
+def lock_own(connection: Connection, study_id: str, opener: Owner) -> None:
+    """Lock a study that may still change, and that no other driver holds.
+
+    Args:
+        connection: In the caller's transaction.
+        study_id: The study.
+        opener: The process that has opened the store. Its forks may change its studies, too.
 
     Raises:
         StoreError: There is no such study, or it has ended.
+        NotOwnerError: Another driver owns it, and runs.
     """
-    status = lock_study(connection, study_id)["status"]
-    if status != StudyStatus.RUNNING.value:
+    row = lock_study(connection, study_id)
+    if row["status"] != StudyStatus.RUNNING.value:
         raise StoreError(
-            f"study {study_id} has ended ({status}) and cannot be changed",
+            f"study {study_id} has ended ({row['status']}) and cannot be changed",
             hint="Start a new study.",
         )
+    owner = living_owner(row)
+    if owner is not None and owner not in (opener, Owner.current()):
+        raise _held_by(study_id, owner)
+
+
+def not_owner(connection: Connection, study_id: str) -> NotOwnerError:
+    """Return the error for a study that does not belong to this process."""
+    with contextlib.suppress(StoreError):  # it is gone, or its owner is damaged
+        owner = living_owner(lock_study(connection, study_id))
+        if owner is not None:
+            return _held_by(study_id, owner)
+    return NotOwnerError(
+        f"study {study_id} does not belong to this process",
+        hint="It has ended, or another driver has taken it over: stop this process.",
+    )
+
+
+def _held_by(study_id: str, owner: Owner) -> NotOwnerError:
+    return NotOwnerError(
+        f"study {study_id} does not belong to this process: process {owner.pid} on {owner.host} "
+        "has taken it over",
+        hint="That driver goes on with it (hvd-autosync watch). Another driver takes a study over "
+        f"whose own sends no heartbeat for {HEARTBEAT_LIMIT_S:.0f} s, as where it was suspended "
+        "or the store could not be reached.",
+    )
 
 
 def no_study(study_id: str) -> StoreError:

@@ -5,15 +5,17 @@ nothing was written. Several drivers, and several threads of a driver, may use a
 the database is on a server and the connection is lost, each method waits for the server and repeats
 its transaction (:mod:`hvd_autosync.traces.outage`).
 
-A study changes only while it runs, and only its owner, the process that created or claimed it,
-should change it. An exception are reports of later trainings (:meth:`TraceStore.keep_drift`,
-:meth:`TraceStore.keep_fallback`). Every method raises ``StoreError`` if the database fails, and
-``TraceFormatError`` if its content is damaged.
+A study changes only while it runs. While its owner runs, the process that created or claimed it,
+only that process and its forks may change it, with the store that it has opened; other processes
+get a ``NotOwnerError``. An exception are reports of later trainings
+(:meth:`TraceStore.keep_drift`, :meth:`TraceStore.keep_fallback`). Every method raises
+``StoreError`` if the database fails, and ``TraceFormatError`` if its content is damaged.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +23,13 @@ from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
-from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.errors import NotOwnerError, StoreError, TraceFormatError
 from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialResult
-from hvd_autosync.traces import rows, runs, source_fits
+from hvd_autosync.traces import links, rows, runs, source_fits
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.location import default_store_url
-from hvd_autosync.traces.outage import LostTransactionError, repeated
+from hvd_autosync.traces.outage import repeated
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import (
     DRIFT,
@@ -40,9 +41,11 @@ from hvd_autosync.traces.records import (
     timestamp,
 )
 from hvd_autosync.traces.runs import RunRecord
-from hvd_autosync.traces.schema import CLUSTERS, STUDIES, TRIALS
+from hvd_autosync.traces.schema import STUDIES, TRIALS
 
 __all__ = ["TraceStore", "default_store_url"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class TraceStore:
@@ -59,6 +62,7 @@ class TraceStore:
 
     def __init__(self, location: str | os.PathLike[str] | None = None) -> None:
         self._database = Database(location)
+        self._opener = Owner.current()
 
     @property
     def name(self) -> str:
@@ -112,7 +116,7 @@ class TraceStore:
             "space_key": space.key,
         }
         with self._database.writing() as connection:
-            rows.lock_running(connection, study_id)
+            rows.lock_own(connection, study_id, self._opener)
             rows.update_study(connection, study_id, columns)
 
     @repeated
@@ -123,7 +127,7 @@ class TraceStore:
             Its number: 0, 1, 2 ... without gaps, even if several processes ask at once.
         """
         with self._database.writing() as connection:
-            rows.lock_running(connection, study_id)
+            rows.lock_own(connection, study_id, self._opener)
             number = rows.next_number(connection, study_id)
             trial = TrialRecord(
                 study_id, number, kind, strategy, timestamp(), None, dict(info), None
@@ -141,7 +145,7 @@ class TraceStore:
         """
         key = (TRIALS.c.study_id == study_id) & (TRIALS.c.number == number)
         with self._database.writing() as connection:
-            rows.lock_running(connection, study_id)
+            rows.lock_own(connection, study_id, self._opener)
             row = connection.execute(select(TRIALS.c.told_at).where(key)).first()
             if row is None or row.told_at is not None:
                 state = "was never asked for" if row is None else "has a result already"
@@ -178,7 +182,7 @@ class TraceStore:
             "winner": None if winner is None else dict(winner),
         }
         with self._database.writing() as connection:
-            rows.lock_running(connection, study_id)
+            rows.lock_own(connection, study_id, self._opener)
             # A training may have run already, if the tuning was interrupted; the last trials came
             # after any drift of its steps.
             (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
@@ -330,6 +334,12 @@ class TraceStore:
             return rows.trial_records(connection, rows.full_id(connection, study_id))
 
     @repeated
+    def trials_by_reason(self, ending: str) -> list[tuple[StudyRecord, list[TrialRecord]]]:
+        """Studies and those of their trials whose reason ends so; damaged ones are left out."""
+        with self._database.reading() as connection:
+            return rows.trials_by_reason(connection, ending)
+
+    @repeated
     def finished_tasks(self) -> list[tuple[str, Task]]:
         """Id and task of the largest finished study of each task and space."""
         with self._database.reading() as connection:
@@ -354,25 +364,14 @@ class TraceStore:
     @repeated
     def find_links(self, cluster_key: str) -> Links | None:
         """Return a cluster's last measured links; ``None`` if there are none, or damaged ones."""
-        query = select(CLUSTERS.c.links).where(CLUSTERS.c.cluster_key == cluster_key)
         with self._database.reading() as connection:
-            links = connection.execute(query).scalar()
-        try:
-            return None if links is None else Links.from_json(links)
-        except ValueError:
-            return None
+            return links.find_links(connection, cluster_key)
 
     @repeated
-    def keep_links(self, cluster_key: str, links: Links) -> None:
+    def keep_links(self, cluster_key: str, measured: Links) -> None:
         """Store the measured links of a cluster, in place of earlier ones."""
-        same_key = CLUSTERS.c.cluster_key == cluster_key
-        values = {"measured_at": timestamp(), "links": links.to_json()}
         with self._database.writing() as connection:
-            if connection.execute(CLUSTERS.update().where(same_key).values(**values)).rowcount:
-                return
-            # Another driver may store the same links at this moment; its measurement is as good.
-            with contextlib.suppress(IntegrityError), connection.begin_nested():
-                connection.execute(CLUSTERS.insert().values(cluster_key=cluster_key, **values))
+            links.keep_links(connection, cluster_key, measured)
 
     @repeated
     def find_source_fit(self, study_id: str, key: str) -> tuple[float, ...] | None:
@@ -411,18 +410,20 @@ class TraceStore:
     def heartbeat(self, study_id: str) -> None:
         """Record for other machines that this process is alive; call it well within every 120 s.
 
-        If the database cannot be reached or is locked, the call does nothing: a trial may run.
+        If the database fails (it is locked, full or gone), the call does nothing: a trial may run,
+        and the next call may succeed. What needs the database then says so.
 
         Raises:
-            StoreError: The study does not belong to this process (any more).
+            NotOwnerError: The study does not belong to this process (any more).
         """
-        lost = contextlib.suppress(LostTransactionError)
-        with lost, self._database.writing(wait=False) as connection:
-            if not rows.beat(connection, study_id):
-                raise StoreError(
-                    f"study {study_id} does not belong to this process",
-                    hint="It has ended, or another driver has taken it over: stop this process.",
-                )
+        try:
+            with self._database.writing(wait=False) as connection:
+                if not rows.beat(connection, study_id):
+                    raise rows.not_owner(connection, study_id)
+        except NotOwnerError:
+            raise
+        except StoreError as error:
+            _LOG.info("no heartbeat of study %s: %s", study_id, error.message)
 
     @repeated
     def let_go(self, study_id: str) -> None:

@@ -162,6 +162,17 @@ def test_it_knows_that_the_job_is_stopped(tmp_path: Path, how: str) -> None:
         assert helper.communicate(timeout=280)[1] == f"{how != ''}\n"
 
 
+def test_warnings_of_a_scheduler_do_not_end_it(tmp_path: Path) -> None:
+    """``sbatch --signal=B:USR1@60`` and its like are for the script."""
+    code = "it._watch_for_stop = lambda: print('ready', file=sys.stderr, flush=True) or bool\n"
+    with start(f"import sys\n{PATIENT}{code}it.main()", tmp_path) as helper:
+        assert helper.stderr is not None and helper.stderr.readline() == "ready\n"
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            helper.send_signal(number)
+        helper.communicate("", timeout=280)
+        assert helper.returncode == 0
+
+
 def test_a_signal_ends_it_also_while_the_training_goes_on(tmp_path: Path) -> None:
     code = "it._LONGEST_S = 0.5\nit._watch_for_stop()\nprint('ready', file=sys.stderr, flush=True)"
     with start(f"import sys, time\n{code}\ntime.sleep(1000)", tmp_path) as helper:

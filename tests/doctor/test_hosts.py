@@ -17,6 +17,8 @@ ADDRESSES = {
     "node": ["10.0.0.2"],
     "gone": [],
     "bare": ["10.0.0.3"],
+    "latin": ["10.0.0.4"],
+    "latin-gone": ["10.0.0.5"],
 }
 
 
@@ -34,6 +36,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ssh.write_text(
         "#!/bin/sh\n"
         'echo "$@" >> "$(dirname "$0")/asked"\n'
+        'case "$*" in\n'
+        "  *latin*) printf 'r\\351serv\\351\\n' >&2; printf 'r\\351serv\\351\\n' ;;\n"
+        "esac\n"
         'case "$*" in\n'
         '  *gone*) echo "ssh: no route to host" >&2; exit 255 ;;\n'
         "  *bare*import*)\n"
@@ -87,6 +92,13 @@ def test_a_host_that_resolves_itself_to_loopback_is_found_by_asking_it(
     assert checks["name loop"].severity is Severity.OK
     assert checks["name on loop"].severity is Severity.FAIL
     assert "/etc/hosts of loop" in checks["name on loop"].remedy
+
+
+def test_banners_need_not_be_utf_8() -> None:
+    checks = found("latin", "latin-gone")
+    assert checks["ssh latin"].severity is Severity.OK
+    failed = checks["ssh latin-gone"]
+    assert failed.severity is Severity.FAIL and "no route to host" in failed.text
 
 
 def test_a_host_that_ssh_does_not_reach_fails_with_the_message_of_ssh() -> None:

@@ -16,7 +16,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from hvd_autosync.engine import live
-from hvd_autosync.engine.live import Cost, LiveStudy, failed_choices, failed_trial
+from hvd_autosync.engine.failed_choices import failed_choices
+from hvd_autosync.engine.live import Cost, LiveStudy, failed_trial
 from hvd_autosync.engine.live_job import live_job, live_options
 from hvd_autosync.engine.live_stage import live_study
 from hvd_autosync.engine.mode import is_tuned
@@ -425,18 +426,57 @@ def test_a_winner_that_needs_another_start_is_not_taken_over(
         assert not [each for each in simulated.received if each["type"] == "trial"]
 
 
+def fail_in_trial(store: TraceStore, job_key: str, choice: str, mode: str = "live") -> None:
+    """Let a training fail in the trial of this exchange."""
+    settings = settings_of(Options(mode=mode)).to_json()
+    failed = store.create_study(
+        job_key=job_key, command=("python", "other.py"), settings=settings, versions={}
+    )
+    strategy = Strategy({"buckets": 3, "large_exchange": choice})
+    number = store.ask(failed.study_id, strategy, "model", {})
+    lost = TrialResult(TrialStatus.CRASHED, f"the training ended {LOST_IN_TRIAL}")
+    store.tell(failed.study_id, number, lost)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "left_out"),
+    [
+        (["another"], False),
+        (["another", "another"], False),
+        (["another", "a third"], True),
+        (["own"], True),
+        (["own, with codecs"], True),
+    ],
+)
+def test_what_has_failed_in_one_other_job_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: list[str], left_out: bool
+) -> None:
+    """The script of that job may have failed by itself, at the same step each time."""
+    tune = MagicMock(side_effect=TrainingEnded("the training has ended"))
+    monkeypatch.setattr(live, "tune", tune)
+    chosen = options(tmp_path)
+    with_codecs = replace(chosen, allow=("codec",))
+    keys = {
+        "own": tuning_key(JOB, chosen, {}),
+        "own, with codecs": tuning_key(JOB, with_codecs, {}),
+    }
+    for job in jobs:
+        fail_in_trial(TraceStore(chosen.store), keys.get(job, job), "sharded")
+    study, _ = study_of(SimulatedTraining(), chosen)
+    with pytest.raises(TrainingEnded):
+        study.run()
+    assert ("sharded" in tune.call_args.kwargs["unwanted"]["large_exchange"]) is left_out
+    notices = [call.args[0] for call in study._listener.on_notice.call_args_list]  # type: ignore[attr-defined]
+    assert any("large_exchange=sharded" in each for each in notices) is left_out
+
+
 def test_kinds_of_strategies_that_have_failed_live_are_not_tried_so_again(tmp_path: Path) -> None:
     chosen = options(tmp_path)
     store = TraceStore(chosen.store)
-    for mode, choice in (("live", "sharded"), ("launched", "factors")):
-        settings = settings_of(replace(chosen, mode=mode)).to_json()
-        failed = store.create_study(
-            job_key="another", command=("python", "other.py"), settings=settings, versions={}
-        )
-        strategy = Strategy({"buckets": 3, "large_exchange": choice})
-        number = store.ask(failed.study_id, strategy, "model", {})
-        lost = TrialResult(TrialStatus.CRASHED, f"the training ended {LOST_IN_TRIAL}")
-        store.tell(failed.study_id, number, lost)
+    fail_in_trial(store, "another", "sharded")
+    fail_in_trial(store, "a third", "sharded")
+    fail_in_trial(store, "another", "factors", mode="launched")
+    fail_in_trial(store, "a third", "factors", mode="launched")
     assert failed_choices(store) == {"large_exchange": {"sharded"}}
     simulated = SimulatedTraining(drifts=1)
     study, switches = study_of(simulated, chosen)
@@ -449,7 +489,7 @@ def test_kinds_of_strategies_that_have_failed_live_are_not_tried_so_again(tmp_pa
         assert isinstance(knob, CategoricalKnob)
         assert "sharded" not in knob.choices and "allreduce" in knob.choices
     notices = [call.args[0] for call in study._listener.on_notice.call_args_list]  # type: ignore[attr-defined]
-    (told,) = (each for each in notices if "a training failed" in each)
+    (told,) = (each for each in notices if "failed in such a trial" in each)
     assert "large_exchange=sharded" in told
 
 

@@ -39,6 +39,9 @@ def test_nothing_is_against_live_trials(options: Options) -> None:
         ({"keep_trial_files": "kept"}, "--autosync-keep-trial-files has no meaning"),
         ({"runner": "cold"}, "--autosync-runner cold"),
         ({"reuse": "never", "store": "postgresql://me:secret@host/traces"}, "a password"),
+        ({"reuse": "never", "store": "postgresql://host/traces?password=secret"}, "a password"),
+        ({"reuse": "never", "store": "postgresql://host/t?sslpassword=secret"}, "a password"),
+        ({"reuse": "never", "store": "postgresql://host/t?options=-cx%3Dsecret"}, "a password"),
     ],
 )
 def test_options_that_need_launched_trials(

@@ -72,7 +72,7 @@ def test_unknown_entries_of_the_file_are_named() -> None:
 
 
 def test_unknown_variables_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="variable HVD_AUTOSYNC_TRAILS='3'") as caught:
+    with pytest.raises(ConfigurationError, match="variable HVD_AUTOSYNC_TRAILS\n") as caught:
         resolve_options(parsed(), {"HVD_AUTOSYNC_TRAILS": "3"})
     assert "Did you mean HVD_AUTOSYNC_TRIALS?" in str(caught.value.hint)
     with pytest.raises(ConfigurationError, match="TRIALZ") as caught:
@@ -191,3 +191,16 @@ def test_a_folder_for_files_of_trials_is_no_file(tmp_path: Path) -> None:
 def test_lists_in_the_file_are_lists() -> None:
     section = {"allow": ["codec", "schedule"]}
     assert resolve_options(parsed(), {}, section).allow == ("codec", "schedule")
+
+
+def test_an_address_with_a_password_is_in_no_message() -> None:
+    for text in ("postgresql://me:s3cret@host/\0", "postgresql://host/\0?password=s3cret"):
+        with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_STORE") as caught:
+            resolve_options(argparse.Namespace(), {"HVD_AUTOSYNC_STORE": text})
+        assert "s3cret" not in str(caught.value)
+
+
+def test_the_value_of_an_unknown_variable_is_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_API_KEY") as caught:
+        resolve_options(argparse.Namespace(), {"HVD_AUTOSYNC_API_KEY": "s3cret"})
+    assert "s3cret" not in str(caught.value)

@@ -1,13 +1,16 @@
 """When trials are warm or cold, and the messages about it."""
 
+import errno
 import shutil
 import signal
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 
 import pytest
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -126,7 +129,7 @@ def test_ctrl_c_waits_until_files_are_put_back() -> None:
     class Watch:
         ended = False
 
-        def begin(self) -> None:
+        def begin(self, trial_id: str) -> None:
             pass
 
         def end(self) -> None:
@@ -174,3 +177,13 @@ def test_a_job_that_fails_either_way_is_not_blamed_on_the_fork(horovodrun: str) 
     assert driven.run().status is TrialStatus.CRASHED
     assert driven.said == []
     driven.runner.close()
+
+
+def test_without_a_temporary_folder_no_trial_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    with pytest.raises(ConfigurationError, match=r"files: No usable .*'/tmp'") as caught:
+        Driven(sys.executable, str(SCRIPT))
+    assert "Set TMPDIR" in caught.value.hint

@@ -4,12 +4,14 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
 from hvd_autosync.engine.training import run_training
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.launch import command
 from hvd_autosync.launch.cold import ColdRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -63,3 +65,16 @@ def test_a_launcher_that_is_stuck_does_not_outlive_its_driver() -> None:
         assert driver.stdout.read() == b"asked\n"  # and its pipe has ended
     gone, _ = psutil.wait_procs([launcher], timeout=30)
     assert gone
+
+
+def test_the_version_of_mpi_may_be_said_in_any_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        "#!/bin/sh\nprintf 'r\\351serv\\351\\n'; printf '\\351\\n' >&2\n"
+        "echo 'mpirun (Open MPI) 5.0.11'\n"
+    )
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(command, "search_path", lambda: str(tmp_path))
+    assert command.open_mpi_major.__wrapped__() == 5

@@ -1,5 +1,6 @@
 """What a trial writes is seen by its ranks on this host, and by nobody else."""
 
+import errno
 import os
 import select
 import shutil
@@ -446,6 +447,32 @@ def test_mounts_are_read_as_the_kernel_writes_them() -> None:
     assert mounts["/data set"].kind == "nfs4" and mounts["/home"].options == "rw,nosuid,nodev"
 
 
+def test_mount_points_may_be_any_bytes(tmp_path: Path) -> None:
+    """Only spaces, tabs, ends of lines and backslashes are written as octal numbers."""
+    (tmp_path / "mountinfo").write_bytes(
+        b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+        b"28 27 0:25 / /caf\xe9\\040\\134x\\011\xc3\xa9\x0b\r\xe2\x80\xa8 rw - cifs //\xe9/x rw\n"
+    )
+    mounts = read_mounts(private_files._text(str(tmp_path / "mountinfo")))
+    there = b"/caf\xe9 \\x\t\xc3\xa9\x0b\r\xe2\x80\xa8"
+    assert [os.fsencode(path) for path in mounts] == [b"/", there]
+    assert mounts[os.fsdecode(there)].kind == "cifs"
+
+
+@pytest.mark.skipif(not ROOT or not shutil.which("unshare"), reason="needs root and unshare")
+def test_files_are_private_at_a_mount_point_that_is_not_utf_8(
+    trial: Callable[[], Trial], tmp_path: Path
+) -> None:
+    one = trial()
+    place = os.fsencode(tmp_path) + b"/caf\xe9 x"
+    os.mkdir(place)
+    line = 'mount -t tmpfs none "$1" && echo before > "$1/file" && shift && "$@"; cat caf*/file'
+    one.way = ["unshare", "--mount", "sh", "-c", line, "sh", os.fsdecode(place), *one.way]
+    out, err, report = one.run("sh", "-c", "cd caf*; echo in the trial > file; cat file")
+    assert out == "in the trial\nbefore\n", err
+    assert isinstance(report, Files)
+
+
 def test_no_home_and_no_root_is_shared(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "/", "TMPDIR": str(tmp_path)}
     paths = shared_paths({**environment, "TORCH_HOME": str(tmp_path)}, "")
@@ -462,3 +489,11 @@ def test_what_a_killed_rank_has_left_goes_with_its_trial(
     assert Path(left).is_dir()
     sweep("one")
     assert sorted(tmp_path.iterdir()) == sorted([Path(other), foreign])
+
+
+def test_without_a_temporary_folder_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    assert sweep(uuid.uuid4().hex) == 0

@@ -95,6 +95,8 @@ def test_a_wrapper_is_known_by_what_it_runs(tmp_path: Path) -> None:
     for name, runs in {"python3": PYTHON, "python": "/usr/bin/false"}.items():
         (shims / name).write_text(f'#!/bin/sh\nexec {runs} "$@"\n')
         (shims / name).chmod(stat.S_IRWXU)
+    # What it says besides need not be UTF-8.
+    (shims / "python3").write_text(f"#!/bin/sh\nprintf '\\351' >&2\nexec {PYTHON} \"$@\"\n")
     wrapper = str(shims / "python3")
     assert user_script([wrapper, "train.py"]).interpreter == wrapper
     with pytest.raises(ConfigurationError, match="not the Python of this environment"):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_everything_is_as_it_was_after_each_trial(
 ) -> None:
     before = content(folder)
     for _ in range(2):
-        watch.files.begin()
+        watch.files.begin("trial-0")
         with open("log.txt", "a") as log:
             log.write("more\n")
         about = os.stat("model.pt")
@@ -79,7 +80,7 @@ def test_everything_is_as_it_was_after_each_trial(
 
 
 def test_a_log_that_is_replaced_is_put_back_too(folder: Path, watch: Watch) -> None:
-    watch.files.begin()
+    watch.files.begin("trial-0")
     Path("log.new").write_text("other\n")
     os.replace("log.new", "log.txt")
     watch.files.end()
@@ -87,18 +88,18 @@ def test_a_log_that_is_replaced_is_put_back_too(folder: Path, watch: Watch) -> N
 
 
 def test_what_the_user_changes_between_trials_stays(folder: Path, watch: Watch) -> None:
-    watch.files.begin()
+    watch.files.begin("trial-0")
     watch.files.end()
     Path("log.txt").write_text("mine\n")
     Path("mine").write_text("mine")
-    watch.files.begin()
+    watch.files.begin("trial-0")
     Path("log.txt").write_text("the trial's\n")
     watch.files.end()
     assert Path("log.txt").read_text() == "mine\n" and Path("mine").read_text() == "mine"
 
 
 def test_what_others_still_write_is_left_alone(folder: Path, watch: Watch) -> None:
-    watch.files.begin()
+    watch.files.begin("trial-0")
     with open("output", "w") as file, open("log.txt", "a") as log:
         print("line", file=file, flush=True)
         print("line", file=log, flush=True)
@@ -108,7 +109,7 @@ def test_what_others_still_write_is_left_alone(folder: Path, watch: Watch) -> No
 
 def test_our_own_files_are_left_alone(folder: Path) -> None:
     watch = Watch("python", "train.py", own=[str(folder / "traces.db")])
-    watch.files.begin()
+    watch.files.begin("trial-0")
     Path("traces.db").write_text("trials")
     watch.files.end()
     watch.files.close()
@@ -119,7 +120,7 @@ def test_our_own_files_are_left_alone(folder: Path) -> None:
 def test_what_cannot_be_put_back_stops_the_tuning(folder: Path, change: str) -> None:
     Path("large").write_bytes(bytes(5000))
     watch = Watch("python", "train.py", copied_bytes=1000)
-    watch.files.begin()
+    watch.files.begin("trial-0")
     if change == "write":
         with open("large", "r+b") as file:
             file.write(b"x")
@@ -174,7 +175,7 @@ def test_what_is_not_watched_stays_so_after_a_trial(
     monkeypatch.setattr(watched_files, "_MOST_ENTRIES", 22)
     before = content(folder)
     watch = Watch("python", "train.py", keep=str(folder.parent / "left"))
-    watch.files.begin()
+    watch.files.begin("trial-0")
     for number in range(10):
         if change == "fewer":
             (folder / "checkpoints" / str(number)).unlink()
@@ -191,7 +192,7 @@ def test_what_cannot_be_put_back_yet_is_kept(folder: Path, tmp_path: Path) -> No
     """As on a full disk."""
     (tmp_path / "full").touch()
     watch = Watch("python", "train.py", keep=str(tmp_path / "full" / "left"))
-    watch.files.begin()
+    watch.files.begin("trial-0")
     Path("log.txt").write_text("other")
     Path("new").touch()
     os.remove("model.pt")
@@ -220,10 +221,21 @@ def test_no_copies_stay_when_copying_is_interrupted(
 
 
 def test_caches_and_sockets_do_no_harm(folder: Path, watch: Watch) -> None:
-    watch.files.begin()
+    watch.files.begin("trial-0")
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__" / "a.pyc").touch()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
     watch.files.end()
     assert (folder / "__pycache__" / "a.pyc").exists() and not Path("socket").exists()
+
+
+def test_without_a_folder_for_copies_no_trial_begins(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(TrialFilesError, match=str(folder)) as caught:
+        Watch("python", "train.py")
+    assert "XDG_DATA_HOME or TMPDIR" in caught.value.hint

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from hvd_autosync.engine.replay import verify
-from hvd_autosync.errors import ConfigurationError, StudyError, TraceFormatError
+from hvd_autosync.errors import ConfigurationError, NotOwnerError, StudyError, TraceFormatError
 from hvd_autosync.learner import BayesianLearner
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
@@ -870,6 +870,33 @@ def test_who_asks_and_tells_is_alive_for_other_machines(
     assert deciding[0] < HEARTBEAT_LIMIT_S and age_s() < HEARTBEAT_LIMIT_S
     study.tell(trial, [0.1] * 12)
     assert age_s() < HEARTBEAT_LIMIT_S
+
+
+def test_a_study_that_another_driver_has_taken_over_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = tmp_path / "traces.db"
+    study = AskTellStudy.create(SPACE, store=str(path), settings=StudySettings(trials=2))
+    trial = study.ask()
+    assert trial is not None
+    with closing(sqlite3.connect(path)) as connection, connection:
+        query = "SELECT owner FROM hvd_autosync_studies"
+        ((mine,),) = connection.execute(query).fetchall()
+        other = json.dumps(json.loads(mine) | {"host": "elsewhere"})
+        connection.execute("UPDATE hvd_autosync_studies SET owner = ?", [other])
+    for act in (
+        study.ask,
+        lambda: study.tell(trial, [0.1] * 12),
+        lambda: study.finish(Conclusion(Strategy(), "no gain", "enough", 0.1, ())),
+    ):
+        with pytest.raises(NotOwnerError, match="on elsewhere has taken it over") as caught:
+            act()
+        assert " is kept in " not in caught.value.message, "the other driver measures it again"
+    assert not (tmp_path / "data").exists()
+    (only,) = study.history
+    assert only.result is None
+    assert study.store.study(study.study_id).status is StudyStatus.RUNNING
 
 
 def test_another_process_may_ask_in_a_study_that_it_has_loaded(tmp_path: Path) -> None:

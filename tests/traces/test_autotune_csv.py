@@ -144,3 +144,14 @@ def test_files_that_are_not_such_a_log(
 def test_a_missing_file(store: TraceStore, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"missing.csv"):
         import_autotune_log(store, tmp_path / "missing.csv")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_special_files_are_refused(tmp_path: Path, kind: str) -> None:
+    """A pipe gives its content once, and maybe never; a device may have no end."""
+    file = Path("/dev/zero") if kind == "device" else tmp_path / "pipe"
+    if kind == "pipe":
+        os.mkfifo(file)
+    with pytest.raises(StoreError, match=f"{file} is a pipe or another special file") as caught:
+        import_autotune_log(TraceStore("sqlite://"), file)
+    assert "Write its content to a file" in caught.value.hint

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import ArgumentError
 
 from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.traces import database as database_module
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.schema import META
 
@@ -253,3 +255,14 @@ def test_ctrl_c_while_a_connection_is_closed_leaves_no_traceback(
     with contextlib.suppress(KeyboardInterrupt), database.reading():
         pass
     assert ("Exception closing connection" in caplog.text) == logged
+
+
+@pytest.mark.parametrize("parameter", ["password", "sslpassword", "options", "unknown"])
+def test_no_message_has_a_secret_parameter(parameter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ArgumentError(f"invalid {parameter} 's3cr/et' in s3cr%2Fet")
+
+    monkeypatch.setattr(database_module, "create_engine", refuse)
+    with pytest.raises(StoreError, match="host/db") as caught:
+        Database(f"postgresql://host/db?{parameter}=s3cr%2Fet")
+    assert "s3cr" not in str(caught.value) and "invalid" in str(caught.value)

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import logging
+import os
 import stat
 import tracemalloc
 from collections.abc import Callable
@@ -376,3 +377,14 @@ def test_a_line_that_unpacks_to_much_is_refused_before_the_next(
         assert tracemalloc.get_traced_memory()[1] < 2**27
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_special_files_are_refused(tmp_path: Path, kind: str) -> None:
+    """A pipe gives its content once, and maybe never; a device may have no end."""
+    file = Path("/dev/zero") if kind == "device" else tmp_path / "pipe"
+    if kind == "pipe":
+        os.mkfifo(file)
+    with pytest.raises(StoreError, match=f"{file} is a pipe or another special file") as caught:
+        import_studies(TraceStore("sqlite://"), file)
+    assert "Write its content to a file" in caught.value.hint

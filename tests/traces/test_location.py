@@ -11,7 +11,12 @@ import pytest
 
 from hvd_autosync.api.results import Study
 from hvd_autosync.errors import StoreError, TraceFormatError
-from hvd_autosync.traces.location import default_store_url, prepare_file, resolve_location
+from hvd_autosync.traces.location import (
+    default_store_url,
+    has_secrets,
+    prepare_file,
+    resolve_location,
+)
 from hvd_autosync.traces.store import TraceStore
 
 _Mount = namedtuple("_Mount", "mountpoint fstype")
@@ -69,10 +74,39 @@ def test_names_hide_passwords_and_options() -> None:
     assert "s3cret" not in name and "host/db" in name
 
 
-def test_a_url_that_cannot_be_read_hides_its_password() -> None:
+@pytest.mark.parametrize("query", ["", "?password=s3cr%2Fet@"])
+def test_a_url_that_cannot_be_read_hides_its_password(query: str) -> None:
     with pytest.raises(StoreError) as caught:
-        resolve_location("postgresql://me:s3cr/et@host:port/db")
+        resolve_location(f"postgresql://me:s3cr/et@host:port/db{query}")
     assert "s3cr" not in str(caught.value) and "et@" not in str(caught.value)
+    with pytest.raises(StoreError, match="not a database URL") as caught:
+        resolve_location("postgresql://host:port/db?sslpassword=s3cret")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "secrets"),
+    [
+        ("", ()),
+        ("sslmode=verify-full&sslkey=/k.pem&connect_timeout=3&keepalives=1", ()),
+        ("password=p%2Fw+d", ("p/w d",)),
+        ("sslpassword=s3cret&host=a", ("s3cret",)),
+        ("options=-cmy.key%3Ds3cret", ("-cmy.key=s3cret",)),
+        ("password=one&password=three", ("three", "one")),
+        ("unknown=value", ("value",)),
+    ],
+)
+def test_parameters_that_may_be_secret(query: str, secrets: tuple[str, ...]) -> None:
+    for credentials, more in (("", ()), ("me:of-the-user@", ("of-the-user",))):
+        url = f"postgresql://{credentials}host/db?{query}"
+        location = resolve_location(url)
+        assert {*location.secrets} == {*secrets, *more} and has_secrets(url) is bool(secrets + more)
+        masked = location.without_secrets(f"cannot open {' '.join(secrets + more)}: {url}")
+        for secret in (*secrets, *more, *[each for each in query.split("=") if each in secrets]):
+            assert secret not in masked and secret not in location.name
+        assert masked.startswith("cannot open ")
+    assert not has_secrets(None) and not has_secrets("a/path?password=x.db")
+    assert not has_secrets("no://:url:"), "it is refused where it is opened"
 
 
 @pytest.mark.parametrize("location", [5, b"t.db", []])

@@ -3,10 +3,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S, Owner
+from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S, Owner, _process_start
 
 
 def test_this_process_is_alive_whatever_its_heartbeat() -> None:
@@ -47,3 +48,19 @@ def test_elsewhere_the_heartbeat_decides() -> None:
         owner = dataclasses.replace(Owner.current(), pid=2**22 + 1, **change)
         assert owner.alive(HEARTBEAT_LIMIT_S - 1)
         assert not owner.alive(HEARTBEAT_LIMIT_S + 1)
+
+
+def test_a_process_may_have_any_name() -> None:
+    code = (
+        "import sys\nopen('/proc/self/comm', 'wb').write(b'caf\\xe9')\n"
+        "print(flush=True)\nsys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"\n"
+    started = _process_start(process.pid)
+    assert started
+    owner = dataclasses.replace(Owner.current(), pid=process.pid, started=started)
+    assert owner.alive(heartbeat_age_s=1e9)
+    process.communicate()

@@ -62,12 +62,12 @@ def test_numbers_begin_at_0(connection: Connection) -> None:
 
 def test_only_running_studies_can_be_locked_for_a_change(connection: Connection) -> None:
     with pytest.raises(StoreError, match=_ID):
-        rows.lock_running(connection, _ID)
+        rows.lock_own(connection, _ID, Owner.current())
     rows.insert_study(connection, _study(), (), None)
-    rows.lock_running(connection, _ID)
+    rows.lock_own(connection, _ID, Owner.current())
     rows.update_study(connection, _ID, {"status": StudyStatus.FAILED.value})
     with pytest.raises(StoreError, match=r"ended .failed."):
-        rows.lock_running(connection, _ID)
+        rows.lock_own(connection, _ID, Owner.current())
 
 
 def test_a_study_without_owner_is_nobodys(connection: Connection) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.errors import NotOwnerError, StoreError, TraceFormatError
 from hvd_autosync.search_space import (
     SearchSpace,
     Strategy,
@@ -351,6 +351,22 @@ def test_a_field_of_a_newer_version_is_no_damage(
     assert "delete" not in str(caught.value)
 
 
+def test_trials_are_found_by_the_end_of_their_reason(
+    store: TraceStore, path: Path, create: Create
+) -> None:
+    wanted = TrialResult(TrialStatus.CRASHED, 'rank 1 said "100%_" in this trial')
+    other = TrialResult(TrialStatus.CRASHED, "in this trial it failed", stderr_tail="in this trial")
+    first, second, damaged = create("a"), create("b"), create("c")
+    for study, results in ((first, [other, wanted]), (second, [other]), (damaged, [wanted])):
+        for result in results:
+            store.tell(study.study_id, store.ask(study.study_id, Strategy(), "model", {}), result)
+    store.ask(second.study_id, Strategy(), "model", {})
+    _change(path, "UPDATE hvd_autosync_studies SET settings = '{' WHERE job_key = 'c'")
+    ((study, (trial,)),) = store.trials_by_reason("in this trial")
+    assert (study.study_id, trial.number, trial.result) == (first.study_id, 1, wanted)
+    assert store.trials_by_reason("%_") == []
+
+
 # Owners
 
 
@@ -430,6 +446,74 @@ def test_a_heartbeat_does_not_wait_for_another_writer(
     store.heartbeat(study.study_id)
     assert writer.execute(query).fetchone() > before
     writer.close()
+
+
+@pytest.mark.parametrize("problem", ["full", "gone"])
+def test_a_heartbeat_survives_a_store_that_fails(
+    store: TraceStore, path: Path, create: Create, problem: str
+) -> None:
+    study = create()
+    aside = path.with_name("aside.db")
+    query = "SELECT heartbeat_s FROM hvd_autosync_studies"
+    before = time.time()
+    if problem == "full":
+        _change(
+            path,
+            "CREATE TRIGGER full BEFORE UPDATE ON hvd_autosync_studies "
+            "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END",
+        )
+    else:
+        store.close()
+        for each in path.parent.glob(f"{path.name}*"):
+            each.rename(f"{aside}{each.name.removeprefix(path.name)}")
+        path.mkdir()  # so that SQLite makes no new one
+    with pytest.raises(StoreError):
+        store.ask(study.study_id, Strategy(), "default", {})
+    store.heartbeat(study.study_id)
+    if problem == "full":
+        _change(path, "DROP TRIGGER full")
+    else:
+        path.rmdir()
+        for each in path.parent.glob(f"{aside.name}*"):
+            each.rename(f"{path}{each.name.removeprefix(aside.name)}")
+    _set_owner(path, study, 500)
+    store.heartbeat(study.study_id)
+    with sqlite3.connect(path) as connection:
+        (beat,) = connection.execute(query).fetchone()
+    connection.close()
+    assert before <= beat <= time.time()
+
+
+def test_a_driver_changes_no_study_that_another_one_has_taken_over(
+    store: TraceStore, path: Path, create: Create, space: SearchSpace
+) -> None:
+    study = create()
+    study_id = study.study_id
+    store.ask(study_id, Strategy(), "default", {})
+    _set_owner(path, study, 10, host="elsewhere", pid=4321)
+    before = _everything(store)
+    for change in (
+        lambda: store.ask(study_id, Strategy(), "model", {}),
+        lambda: store.tell(study_id, 0, _CRASHED),
+        lambda: store.describe_task(study_id, None, space),
+        lambda: store.finish(study_id, StudyStatus.FAILED, {}, None),
+        lambda: store.heartbeat(study_id),
+    ):
+        with pytest.raises(NotOwnerError, match=f"{study_id}.* 4321 on elsewhere") as caught:
+            change()
+        assert "hvd-autosync watch" in caught.value.hint
+    assert _everything(store) == before
+    assert store.claim_resumable("job") is None, "the other driver has kept it"
+    store.keep_drift(study_id, ["a training reports what it has seen"])
+
+
+def test_a_study_whose_other_driver_has_died_may_be_continued(
+    store: TraceStore, path: Path, create: Create
+) -> None:
+    study = create()
+    _set_owner(path, study, 500, host="elsewhere")
+    number = store.ask(study.study_id, Strategy(), "default", {})
+    store.tell(study.study_id, number, _CRASHED)
 
 
 def test_ended_studies_are_not_resumed(store: TraceStore, create: Create) -> None:

@@ -40,7 +40,9 @@ def encode_message(key: str, rank: int, number: int, message: Message) -> bytes:
         number: Larger than that of the previous message of the same rank under the same key.
         message: The message.
     """
-    text = base64.b64encode(zlib.compress(json.dumps(message).encode()))
+    # Half characters, as Python has for bytes of paths that are not UTF-8, are not JSON.
+    plain = json.dumps(message, ensure_ascii=False).encode(errors="replace")
+    text = base64.b64encode(zlib.compress(plain))
     parts = [text[i : i + _PART_CHARACTERS] for i in range(0, len(text), _PART_CHARACTERS)]
     lines = []
     for index, part in enumerate(parts):

@@ -41,7 +41,7 @@ def _left_by_limits(root: Path) -> Iterator[int]:
     """Yield what each limit of a batch system or container leaves, bytes."""
     groups = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
             _, controllers, path = line.split(":", 2)
             place, files = groups, _SECOND
             if controllers:

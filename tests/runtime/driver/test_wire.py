@@ -54,6 +54,15 @@ def test_parts_of_ranks_may_interleave_and_come_in_any_order() -> None:
     assert complete[0][1] == complete[1][1] == Steps(0, tuple(MESSAGE["step_s"]), (), ())
 
 
+def test_text_of_any_bytes_arrives() -> None:
+    """As the name of a file in an exception's text, which may be no UTF-8."""
+    decoder = MessageDecoder(KEY, 8)
+    hello = {**HELLO, "host": "caf\udce9 é \U0001f600"}
+    assert [decoder.feed(line)[1] for line in lines_of(hello)] == [
+        (3, Hello("caf? é \U0001f600", "cpu"))
+    ]
+
+
 def test_the_scripts_own_lines_are_no_messages() -> None:
     assert MessageDecoder(KEY, 8).feed(b"loss 0.5\n") == (False, None)
 

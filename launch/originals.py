@@ -1,0 +1,177 @@
+"""The watched files as they were before a trial, and how they become so again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from hvd_autosync.errors import TrialFilesError
+from hvd_autosync.launch.file_journal import FileJournal, FilesRecord, Place, this_host
+from hvd_autosync.launch.file_states import FileState, file_states
+
+_KERNEL = ("/dev", "/proc", "/run", "/sys")
+#: User ids that file systems give to files whose owner they do not tell.
+_NOBODY = (65534, (1 << 32) - 2)
+_REMEDY = (
+    "Restore it, then tune in a copy of the folder with --autosync-tune-only, or on a machine "
+    "where trial files can be private: docs/faq.md."
+)
+
+
+class Originals:
+    """The state of files before a trial.
+
+    Args:
+        journal: The journal with their copies.
+        roots: The watched folders and files.
+        own: Files that hvd_autosync itself changes; they are not watched.
+        keep: Folder to which files left by trials are moved; "": a new temporary folder.
+        say: Prints a line for the user.
+
+    Attributes:
+        states: State of each file.
+        copied: State and copy of each file that was copied.
+        unwatched: Paths that are not watched, because there are too many.
+        keeps_journal: Whether the copies must be kept, as the files are not restored (yet).
+    """
+
+    def __init__(
+        self,
+        journal: FileJournal,
+        roots: Sequence[str],
+        own: Collection[str],
+        keep: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._journal, self._roots, self._keep, self._say = journal, roots, keep, say
+        self._own = own
+        self._aside: Path | None = None
+        self.states: dict[str, FileState] = {}
+        self.copied: dict[str, tuple[FileState, Path | str]] = {}
+        self.unwatched: list[str] = []
+        self.keeps_journal = False
+
+    @classmethod
+    def of_record(
+        cls, journal: FileJournal, record: FilesRecord, say: Callable[[str], None]
+    ) -> Originals:
+        """Return the originals of a trial in which its driver was lost."""
+        found = cls(journal, record.roots, record.skipped, record.keep, say)
+        found.states, found.copied = dict(record.states), dict(record.copied)
+        found.keeps_journal = True
+        return found
+
+    def record(self) -> FilesRecord:
+        """Return what a next start needs to restore them."""
+        return FilesRecord(
+            this_host(), self._roots, self._skipped(), self._keep, self.states, self.copied
+        )
+
+    def scan(self, most: int | None = None) -> tuple[dict[str, FileState], list[str]]:
+        """Return the states of what is watched: all, or as many entries as ``most``.
+
+        What was left out before the trial is left out after it, too.
+        """
+        return file_states(self._roots, self._skipped(), most)
+
+    def revert(self, now: dict[str, FileState], others: Collection[Place]) -> None:
+        """Restore the files, and move new ones aside.
+
+        Args:
+            now: The state of all watched files.
+            others: Places of files that other programs have written; they stay as they are.
+
+        Raises:
+            TrialFilesError: A file cannot be restored, or a new one cannot be moved.
+        """
+        lost, failed = [], []
+        for path, state in self.states.items():
+            new = now.get(path)
+            if new == state or (new is not None and new.place in others):
+                continue
+            try:
+                if not self._restore(path, state, new):
+                    lost.append(f"{path} ({state.size / 1e6:.1f} MB)")
+            except OSError as error:
+                failed.append(f"{path} ({error.strerror}; copy: {self.copied[path][1]})")
+        for path in [path for path in now if path not in self.states]:
+            place = now[path].place
+            if place not in others and not _is_foreign(now[path]) and os.path.lexists(path):
+                try:
+                    self._move_aside(path)
+                except OSError as error:
+                    failed.append(f"{path}, which was not there before ({error.strerror})")
+        self.keeps_journal = bool(failed)
+        if failed:
+            raise TrialFilesError(
+                f"changes of a trial cannot be reverted: {few([*failed, *lost])}; "
+                "the training is not started",
+                hint=f"What was copied before the trial is kept in {self._journal.folder}. The "
+                f"next start tries again, unless you delete that folder. {_REMEDY}",
+            )
+        if lost:
+            raise TrialFilesError(
+                f"a trial changed {few(lost)}, too large to be copied before; "
+                "the training is not started",
+                hint=_REMEDY,
+            )
+
+    def _skipped(self) -> set[str]:
+        skipped = {*_KERNEL, *self._own, *self._journal.places, *self.unwatched}
+        if self._keep:
+            skipped.add(os.path.realpath(self._keep))
+        return skipped
+
+    def _restore(self, path: str, state: FileState, new: FileState | None) -> bool:
+        """Restore ``path``; return whether that is possible."""
+        known, copy = self.copied.get(path, (None, ""))
+        if known != state:
+            return False
+        if new is not None and new.is_folder and state.is_folder:
+            os.chmod(path, state.mode & 0o7777)
+            return True
+        if new is not None:
+            self._move_aside(path, leave=new.is_file and new.place == state.place)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if state.is_folder:
+            os.makedirs(path, exist_ok=True)
+            os.chmod(path, state.mode & 0o7777)
+        elif isinstance(copy, str):
+            os.symlink(copy, path)
+        else:
+            shutil.copyfile(copy, path)  # writes into the same file if it still exists
+            shutil.copystat(copy, path)
+        self.copied[path] = (FileState.of(os.lstat(path)), copy)
+        return True
+
+    def _move_aside(self, path: str, *, leave: bool = False) -> None:
+        """Move a file that a trial left to the folder for such files."""
+        if self._aside is None:
+            prefix = "hvd-autosync-left-by-trials-"
+            self._aside = Path(self._keep or tempfile.mkdtemp(prefix=prefix)).absolute()
+            self._say(
+                f"files left by trials are moved to {self._aside}: check them, then delete it"
+            )
+        target = self._aside / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while os.path.lexists(target):
+            target, number = target.with_name(f"{os.path.basename(path)}.{number}"), number + 1
+        if leave:
+            shutil.copy2(path, target)
+        else:
+            shutil.move(path, target)
+
+
+def _is_foreign(state: FileState) -> bool:
+    """Return whether a new file is another user's, as far as its owner tells that."""
+    return os.geteuid() != 0 and state.owner not in (os.geteuid(), *_NOBODY)
+
+
+def few(names: Sequence[str]) -> str:
+    """Return up to three names, and the number of the others."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,165 @@
+"""The files of a user whose driver was killed in a trial are put back by the next start."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.commands import flag
+from hvd_autosync.engine.job_line import parse_words
+from hvd_autosync.errors import TrialFilesError
+from hvd_autosync.launch import lost_trials
+from hvd_autosync.launch.file_journal import journals_folder
+from hvd_autosync.launch.lost_trials import revert_lost_trials
+from hvd_autosync.launch.watched_files import WatchedFiles
+
+_DRIVER = textwrap.dedent(
+    """
+    import os, signal, sys
+    from pathlib import Path
+    from hvd_autosync.launch.watched_files import WatchedFiles
+    watch = WatchedFiles(["python", "train.py"], print, keep=sys.argv[1])
+    watch.begin("trial-0")
+    Path("model.pt").write_bytes(b"WEIGHTS")
+    with open("log.txt", "a") as log:
+        log.write("of the trial\\n")
+    os.remove("link")
+    Path("new").write_text("new")
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "model.pt").write_bytes(b"weights")
+    (folder / "log.txt").write_text("first\n")
+    (folder / "link").symlink_to("model.pt")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _lose(folder: Path) -> None:
+    """Run a driver that is killed in a trial."""
+    command = [sys.executable, "-c", _DRIVER, str(folder.parent / "left")]
+    assert subprocess.run(command, cwd=folder).returncode == -signal.SIGKILL
+    assert (folder / "model.pt").read_bytes() == b"WEIGHTS"
+
+
+def test_the_next_start_puts_everything_back(folder: Path, tmp_path: Path) -> None:
+    _lose(folder)
+    said: list[str] = []
+    revert_lost_trials(said.append)
+    assert (folder / "model.pt").read_bytes() == b"weights"
+    assert (folder / "log.txt").read_text() == "first\n"
+    assert os.readlink(folder / "link") == "model.pt"
+    assert not (folder / "new").exists()
+    left = tmp_path / "left" / str(folder).lstrip("/")
+    assert (left / "model.pt").read_bytes() == b"WEIGHTS", "nothing is deleted"
+    assert (left / "new").read_text() == "new"
+    assert "an earlier driver was killed in a trial" in said[0] and str(folder) in said[0]
+    assert not [*journals_folder().iterdir()]
+    revert_lost_trials(said.append)
+    assert len(said) == 2, "it is done once"
+
+
+def test_what_was_written_later_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _lose(folder)
+    monkeypatch.setattr(lost_trials, "AFTERWARDS_S", 0.5)
+    time.sleep(1)
+    (folder / "model.pt").write_bytes(b"of a later training")
+    (folder / "mine").write_text("mine")
+    said: list[str] = []
+    revert_lost_trials(said.append)
+    assert (folder / "model.pt").read_bytes() == b"of a later training"
+    assert (folder / "mine").read_text() == "mine"
+    assert (folder / "log.txt").read_text() == "first\n"
+    assert any("changed later: " in line and "model.pt" in line for line in said)
+
+
+def test_the_files_of_a_driver_that_lives_are_left_alone(folder: Path) -> None:
+    watch = WatchedFiles(["python", "train.py"], lambda _: None)
+    watch.begin("trial-0")
+    (folder / "model.pt").write_bytes(b"of the trial")
+    said: list[str] = []
+    revert_lost_trials(said.append)
+    assert (folder / "model.pt").read_bytes() == b"of the trial" and not said
+    watch.end()
+    watch.close()
+
+
+def test_a_driver_that_is_killed_between_trials_leaves_nothing(folder: Path) -> None:
+    driver = _DRIVER.partition("watch.begin")[0] + "os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", driver, ""], cwd=folder)
+    assert [*journals_folder().iterdir()]
+    revert_lost_trials(lambda _: None)
+    assert not [*journals_folder().iterdir()]
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_what_cannot_be_put_back_starts_no_training_in_its_folder(
+    folder: Path, tmp_path: Path, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _lose(folder)
+    (tmp_path / "left").touch()  # so nothing can be moved there
+    if not here:
+        monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    if here:
+        with pytest.raises(TrialFilesError, match=r"model\.pt") as caught:
+            revert_lost_trials(said.append)
+        assert "The next start tries again" in caught.value.hint
+    else:
+        revert_lost_trials(said.append)
+        assert any("model.pt" in line for line in said)
+    (tmp_path / "left").unlink()
+    revert_lost_trials(said.append)
+    assert (folder / "model.pt").read_bytes() == b"weights"
+
+
+def test_a_journal_of_another_host_waits_for_that(folder: Path) -> None:
+    _lose(folder)
+    (journal,) = journals_folder().iterdir()
+    record = json.loads((journal / "trial.json").read_text())
+    (journal / "trial.json").write_text(json.dumps(record | {"host": "elsewhere"}))
+    revert_lost_trials(lambda _: None)
+    assert (folder / "model.pt").read_bytes() == b"WEIGHTS" and journal.exists()
+
+
+def test_a_damaged_journal_is_named_and_kept(folder: Path) -> None:
+    _lose(folder)
+    (journal,) = journals_folder().iterdir()
+    (journal / "trial.json").write_text("{")
+    said: list[str] = []
+    revert_lost_trials(said.append)
+    (line,) = said
+    assert str(journal) in line and "then delete it" in line
+    assert any(copy.read_bytes() == b"weights" for copy in journal.glob("*.copy"))
+
+
+def test_the_flag_puts_them_back_before_anything_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _lose(folder)
+
+    class Reached(Exception):
+        pass
+
+    def check_hosts(_: object) -> None:
+        assert (folder / "model.pt").read_bytes() == b"weights"
+        raise Reached
+
+    monkeypatch.setattr(flag, "check_hosts", check_hosts)
+    words = ["--autosync", "-np", "2", sys.executable, "-c", "pass"]
+    with pytest.raises(Reached):
+        flag.autosync(parse_words(words), words)
+    assert "hvd-autosync: an earlier driver was killed" in capsys.readouterr().err
