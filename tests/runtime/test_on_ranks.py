@@ -104,6 +104,8 @@ GROUPS = {
             "case_adamw",
             "case_switching_between_every_two_plans",
             "case_switching_with_clipping_and_accumulation",
+            "case_switching_between_checkpoints",
+            "case_scripts_whose_reading_is_not_seen",
             "case_factors_of_weights_that_differ_from_the_beginning",
             "case_compiled_scripts_whose_reading_is_not_seen",
         ),
@@ -123,7 +125,10 @@ GROUPS = {
         ),
     ),
     "examples": Group(
-        ("cases_examples",), ("gloo",), wide=("case_ncf", "case_vgg", "case_bert"), slow=True
+        ("cases_examples",),
+        ("gloo",),
+        wide=("case_ncf", "case_vgg", "case_bert", "case_digits", "case_language_model"),
+        slow=True,
     ),
     "loops": Group(
         ("cases_autocast", "cases_loops"),
@@ -139,6 +144,7 @@ GROUPS = {
             "case_gan_that_drops_gradients",
             "case_added_group_reduced_by_hand",
             "case_added_group_that_nobody_reduces",
+            "case_added_group_in_another_optimizer",
             "case_ema",
             "case_frozen",
             "case_frozen_in_another_optimizer",
@@ -170,7 +176,15 @@ GROUPS = {
         ("cases_reinitialize",), ("four ranks", "two levels"), wide=("cases_reinitialize",)
     ),
     "messages": Group(("cases_messages",), ("gloo", "mpi"), ("cases_messages",)),
-    "phases": Group(("cases_protocols",), ("gloo", "mpi"), ("case_ssp_of_no_staleness_is_bsp",)),
+    "phases": Group(
+        ("cases_protocols",),
+        ("gloo", "mpi"),
+        ("case_ssp_of_no_staleness_is_bsp",),
+        wide=(
+            "case_the_guard_catches_a_learning_rate_that_is_not_divided",
+            "case_a_loss_that_is_no_number_ends_steps_without_a_barrier",
+        ),
+    ),
     "methods": Group(
         ("cases_methods",),
         ("gloo", "mpi"),
@@ -182,6 +196,8 @@ GROUPS = {
             "case_every_exact_method_after_every_other_between_checkpoints",
             "case_no_gradient_is_lost_between_any_two_methods",
             "case_exact_methods_with_accumulation",
+            "case_exact_methods_between_checkpoints",
+            "case_a_guard_begins_with_a_lossy_plan",
             "case_exact_methods_of_two_optimizers",
         ),
     ),
@@ -189,7 +205,10 @@ GROUPS = {
         ("cases_stragglers",),
         ("gloo", "mpi"),
         ("case_others_go_on_without_a_straggler",),
-        wide=("case_nobody_waits_for_a_straggler_until_the_end_of_a_pass",),
+        wide=(
+            "case_nobody_waits_for_a_straggler_until_the_end_of_a_pass",
+            "case_nobody_waits_as_long_as_there_is_a_straggler",
+        ),
     ),
 }
 
