@@ -169,8 +169,11 @@ class LocalSteps(Nested, JoinHook):
             self._end_round(early=False)
 
     def on_skip(self) -> None:
-        """A gradient scaler may have skipped the step of this rank alone."""
-        self.settle_skipped()
+        """A gradient scaler may have skipped the step, in a local step that of this rank alone."""
+        if self.running:
+            self.settle_skipped()
+        else:
+            self.inner.on_skip()
 
     def about_to_join(self) -> None:
         """Wait for the agreement on the length of a round that has just begun."""
@@ -215,7 +218,7 @@ class LocalSteps(Nested, JoinHook):
         """As of :class:`SyncMethod`."""
         if not self.running or self._average is not RoundAverage.PARAMETERS:
             return True
-        return not (self._averaging.dispatcher.keeps_left_out or self._statistics.tensors)
+        return not (self._averaging.dispatcher.left_outs or self._statistics.tensors)
 
     @property
     def in_round(self) -> bool:
