@@ -31,6 +31,7 @@ from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook
+from hvd_autosync.runtime.patches.scalers import equalize_loss_scale
 from hvd_autosync.runtime.state.normalization import RunningStatistics
 from hvd_autosync.runtime.state.progress import EpochProgress
 from hvd_autosync.runtime.state.rank_states import RankStates, States
@@ -152,9 +153,10 @@ class LocalSteps(Nested, JoinHook):
         if not self.running:
             self.inner.on_step_end()
             self.averages += 1
-            begins = self._phase.now is Phase.RESTORED or self._votes.due(
-                self.step, max(self._schedule.start, 1)
-            )
+            restored = self._phase.now is Phase.RESTORED
+            if restored:
+                equalize_loss_scale(self._owner, self._name)
+            begins = restored or self._votes.due(self.step, max(self._schedule.start, 1))
             if begins and self._phase.now is not Phase.EXACT:
                 self._vote()
             return
@@ -242,10 +244,11 @@ class LocalSteps(Nested, JoinHook):
     def make_whole(self) -> None:
         """Leave the rounds, now that parameters are equal; a collective.
 
-        Moments become their averages over ranks.
+        Moments become their averages over ranks, and the loss scale its minimum.
         """
         if self._phase.now in (Phase.ROUNDS, Phase.RESTORED):
             self._average_moments()
+            equalize_loss_scale(self._owner, self._name)
             self._phase.enter(Phase.EXCHANGE)
         self._forget_round()
         super().make_whole()
@@ -308,6 +311,7 @@ class LocalSteps(Nested, JoinHook):
         text = tell_all(json.dumps(self._place()).encode(), f"{self._name}.place", root)
         self._go_to(json.loads(text))
         self.states.share(root)
+        equalize_loss_scale(self._owner, self._name)
         super().share(root)
 
     def detach(self) -> dict[str, Any]:

@@ -324,6 +324,43 @@ def test_a_straggler_is_excluded(loader: Any, begin: Any) -> None:
     assert made[0] == made[2] == 24 and made[1] < 24
 
 
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        Protocol(kind="asp", share=0.4, async_first=True, total=4 * 2 * 48),
+        Protocol(share=1.0, stragglers="elastic"),
+    ],
+    ids=["asp", "elastic"],
+)
+def test_ranks_that_step_together_again_have_one_loss_scale(
+    protocol: Protocol, loader: Any, begin: Any
+) -> None:
+    """Rank 0 has overflowed without rank 1, without a barrier or while that is excluded."""
+    case = Case(2, 1, protocol, (24, 24), (1, -1))
+
+    def body() -> tuple[dict[str, Any], list[torch.Tensor]]:
+        own = begin(_SHAPES, SyncPlan(protocol=protocol))
+        epoch, skipped = 0, False
+        own.method.compute_timer = Timer(lambda: 3.0 if case.slow[epoch] == rank() else 1.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for epoch, batches in enumerate(case.epochs):
+            for at in loader(own.epochs, batches):
+                gradients = [gradient(rank(), epoch, at, place) for place in range(len(_SHAPES))]
+                if rank() == 0 and epoch == 0 and at == 16:
+                    gradients[0].fill_(torch.inf)
+                    skipped = own.method.running or bool(own.method._membership.absent)
+                own.scaled_step(scaler, gradients)
+        assert skipped is (rank() == 0)
+        assert not own.method.running
+        return scaler.state_dict(), own.values()
+
+    ranks = ThreadRanks(case.ranks, seed=case.seed)
+    _NETWORKS[ranks] = Network(case.seed)
+    (scale, first), (other, second) = ranks.run(body)
+    assert scale == other and scale["scale"] == 512
+    assert all(map(torch.equal, first, second))
+
+
 @given(case=with_stragglers(("greedy",)))
 @settings(max_examples=30)
 def test_nobody_waits_for_a_straggler(case: Case, loader: Any, begin: Any) -> None:
