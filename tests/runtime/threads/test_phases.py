@@ -8,6 +8,7 @@ those of plain SGD: so where ranks meet, each gradient has been used once, whoev
 from __future__ import annotations
 
 import json
+import math
 import random
 import weakref
 from collections import defaultdict, deque
@@ -322,6 +323,33 @@ def test_a_straggler_is_excluded(loader: Any, begin: Any) -> None:
     check(case, seen)
     made = [sum(at == 0 for at, _ in each.made) for each in seen]
     assert made[0] == made[2] == 24 and made[1] < 24
+
+
+def test_nothing_is_left_out_of_rounds_before_steps_without_a_barrier(
+    loader: Any, begin: Any
+) -> None:
+    """The last average under a codec has all of them but what exchanges before have left out."""
+    protocol = Protocol(kind="asp", share=0.5, total=4 * 2 * 48)
+    exchange = ExchangePlan(1, rest=ClassPlan(codec="topk", ratio=0.06))
+
+    def body() -> float:
+        own = begin(_SHAPES, SyncPlan(exchange, schedule=Schedule(4), protocol=protocol))
+        rounds = own.method.inner
+        for at in loader(own.epochs, 48):
+            local = rounds.running
+            own.step({place: torch.ones(shape) for place, shape in enumerate(_SHAPES)})
+            if own.method.running:
+                assert local and not any(
+                    each.any() for each in rounds._averaging.dispatcher.left_outs
+                )
+                before = sum(float(each.sum()) for each in rounds.inner.dispatcher.left_outs)
+                changed = sum(float((1 - each).sum()) for each in own.values())
+                return changed / _RATE + before - (at + 1) * sum(map(math.prod, _SHAPES))
+        raise AssertionError("steps had a barrier to the end")
+
+    ranks = ThreadRanks(2, seed=1)
+    _NETWORKS[ranks] = Network(1)
+    assert ranks.run(body) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
