@@ -82,8 +82,16 @@ class SyncMethod:
     def on_step_end(self) -> None:
         """A step was made."""
 
+    @property
+    def keeps_left_out(self) -> bool:
+        """Whether error feedback keeps parts of gradients, multiplied by the loss scale."""
+        return False
+
     def on_skip(self) -> None:
         """A gradient scaler may have skipped the step."""
+
+    def on_rescale(self, factor: float) -> None:
+        """The loss scale was multiplied by ``factor``."""
 
     def at_sync_point(self, why: SyncPoint) -> None:
         """Make parameters equal on all ranks, unless they are; a collective."""

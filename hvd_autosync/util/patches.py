@@ -113,10 +113,10 @@ PATCHES = (
         "gradients of batches of unequal sizes are weighted",
     ),
     Patch(
-        "skipped steps",
-        "torch.amp.GradScaler.step",
+        "gradient scalers",
+        "torch.amp.GradScaler.step torch.amp.GradScaler.update",
         "runtime/patches/scalers.py",
-        "optimizers learn of steps that a gradient scaler has skipped",
+        "optimizers learn which steps a gradient scaler has skipped, and how its scale changes",
     ),
     Patch(
         "epochs",

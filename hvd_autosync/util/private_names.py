@@ -119,6 +119,13 @@ PRIVATE_NAMES = (
         "whether torch.compile has compiled anything",
     ),
     PrivateNames(
+        "torch.amp.GradScaler",
+        "_growth_tracker",
+        ("runtime/patches/scalers.py",),
+        "steps since the loss scale has changed: an entry of a scaler's state",
+        since="2.3",
+    ),
+    PrivateNames(
         "torch.jit._builtins",
         "_get_builtin_table _register_builtin",
         ("runtime/patches/linear.py",),

@@ -83,7 +83,7 @@ installers = {
     "join and shutdown": lambda: HOROVOD.before_leaving(print),
     "losses": lambda: watch_backward(Losses()),
     "gradient weights": lambda: weight_backward(weight.now),
-    "skipped steps": watch_scalers,
+    "gradient scalers": watch_scalers,
     "epochs": epochs._listen,
     "evaluation": lambda: watch_evaluation(print),
     "end without clean-up": lambda: call_at_exit(int),

@@ -163,7 +163,7 @@ class Int8Codec(_Coded):
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         blocks = rows.view(len(rows), -1, _BLOCK)
-        scales = blocks.abs().amax(dim=2, keepdim=True).div_(127).to(torch.float32)
+        scales = blocks.abs().amax(dim=2, keepdim=True).to(torch.float32).div_(127)
         noise = torch.rand(
             blocks.shape, generator=self._random, device=rows.device, dtype=torch.float32
         )
@@ -172,10 +172,10 @@ class Int8Codec(_Coded):
         return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        values = codes[:, : self._part].contiguous().view(torch.int8).to(self.like.dtype)
-        scales = codes[:, self._part :].contiguous().view(torch.float32).to(self.like.dtype)
-        blocks = values.view(len(codes), -1, _BLOCK)
-        return blocks.mul_(scales[:, :, None]).view(len(codes), -1)
+        values = codes[:, : self._part].contiguous().view(torch.int8).to(torch.float32)
+        scales = codes[:, self._part :].contiguous().view(torch.float32)
+        blocks = values.view(len(codes), -1, _BLOCK).mul_(scales[:, :, None])
+        return blocks.view(len(codes), -1).to(self.like.dtype)
 
     def _code_bytes(self) -> float:
         return self._part * (1 + 4 / _BLOCK)

@@ -147,10 +147,10 @@ class Dispatcher:
         return bool(self._first_arrivals) or arrived
 
     @property
-    def keeps_left_out(self) -> bool:
-        """Whether error feedback keeps what was left out, for later exchanges."""
+    def left_outs(self) -> list[torch.Tensor]:
+        """What error feedback keeps for later exchanges, by bucket; views."""
         codecs = [bucket.codec for bucket in self.buckets if bucket.codec is not None]
-        return any(codec.left_out() is not None for codec in codecs)
+        return [left for codec in codecs if (left := codec.left_out()) is not None]
 
     def take_left_out(self) -> None:
         """Add to all gradients what error feedback has kept of them, which is then zero."""

@@ -79,6 +79,8 @@ class GradientExchange(SyncMethod):
         #: dimensions.
         self._sparse: dict[torch.nn.Parameter, int] = {}
         self.arrival_order: list[torch.nn.Parameter] = []
+        #: Whether gradients were exchanged of which no step was made.
+        self._owed = False
         self._planning = Planning(plan, names, scaling)
         self._linear = watch_linear(
             p for p, (_, own) in names.items() if plan.of(own).exchange == "factors"
@@ -123,6 +125,7 @@ class GradientExchange(SyncMethod):
             in_step: Whether the optimizer's own step alone uses them.
             fresh: Whether there are new ones; on some rank there may be in any case.
         """
+        self._owed = True
         deferred: Collection[Bucket] = ()
         if self._deferred_update is not None:
             self._deferred_update.settle_all()
@@ -147,10 +150,32 @@ class GradientExchange(SyncMethod):
 
     def on_step_end(self) -> None:
         """A step was made: distribute what owners have stepped."""
+        self._owed = False
         if self._zero_step is not None and self._by_owners:
             self._by_owners = False
             self._zero_step.share()
         self._progress.stepped()
+
+    @property
+    def keeps_left_out(self) -> bool:
+        """As of :class:`SyncMethod`."""
+        return bool(self.dispatcher.left_outs)
+
+    def on_skip(self) -> None:
+        """A gradient scaler may have skipped the step, on all ranks: then error feedback restarts.
+
+        It has the gradients of that step, and lacks what was sent. To restore it takes a copy of
+        it, or of the gradients.
+        """
+        if self._owed:
+            self._owed = False
+            for left_out in self.dispatcher.left_outs:
+                left_out.zero_()
+
+    def on_rescale(self, factor: float) -> None:
+        """The loss scale was multiplied by ``factor``; gradients are kept as they were scaled."""
+        for left_out in self.dispatcher.left_outs:
+            left_out.mul_(factor)
 
     def settle(self) -> None:
         """Make all deferred updates."""

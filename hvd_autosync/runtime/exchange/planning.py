@@ -41,6 +41,9 @@ from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, mat
 #: Size of buckets, bytes, for what Horovod cannot fuse, if the plan has no number of buckets.
 _BUCKET_BYTES = 8 * 1024 * 1024
 
+#: Most elements whose numbers fit into the messages of ``topk``.
+_MOST_NUMBERED = 2**31 - 1
+
 #: What gradients in one bucket have in common.
 _Lane: TypeAlias = tuple[ClassPlan, torch.dtype, torch.device]
 
@@ -117,7 +120,7 @@ class Planning:
     ) -> list[Bucket]:
         sliced, whole = [], []
         for parameter in members:
-            slices = max(plan.slices, -(-_gathered_bytes(plan, parameter) // MOST_GATHERED_BYTES))
+            slices = max(plan.slices, math.ceil(_load(plan, parameter)))
             if slices > 1:
                 sliced += self._slices(plan, parameter, slices)
             else:
@@ -207,6 +210,12 @@ def _codes_bits(plan: ClassPlan, parameter: torch.nn.Parameter) -> bool:
     return summed and wire_dtype(parameter.dtype) == torch.float32
 
 
+def _load(plan: ClassPlan, parameter: torch.nn.Parameter) -> float:
+    """Return which share of the largest bucket a parameter takes; above 1, it has to be cut."""
+    gathered = _gathered_bytes(plan, parameter) / MOST_GATHERED_BYTES
+    return max(gathered, parameter.numel() / _MOST_NUMBERED) if plan.codec == "topk" else gathered
+
+
 def _gathered_bytes(plan: ClassPlan, parameter: torch.nn.Parameter) -> int:
     """Return the most bytes that a parameter adds to the result of an allgather of its exchange."""
     exchanges, codecs = ("sharded", "hierarchical"), ("bf16", "int8")
@@ -220,13 +229,13 @@ def _gathered_bytes(plan: ClassPlan, parameter: torch.nn.Parameter) -> int:
 def _runs_to_gather(
     plan: ClassPlan, group: Sequence[torch.nn.Parameter]
 ) -> list[list[torch.nn.Parameter]]:
-    """Split a group, in order, into runs whose exchange can be gathered."""
+    """Split a group, in order, into runs whose exchange can be gathered and numbered."""
     runs: list[list[torch.nn.Parameter]] = [[]]
-    reached = 0
+    reached = 0.0
     for parameter in group:
-        own = _gathered_bytes(plan, parameter)
+        own = _load(plan, parameter)
         reached += own
-        if runs[-1] and reached > MOST_GATHERED_BYTES:
+        if runs[-1] and reached > 1:
             runs.append([])
             reached = own
         runs[-1].append(parameter)

@@ -21,6 +21,7 @@ from horovod.torch.mpi_ops import Average
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.measure.compute_timer import Waiting
+from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.optimizer.arguments import check_arguments
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.optimizer.horovods_exchange import HorovodsExchange
@@ -68,7 +69,7 @@ def make_strategy_optimizer(
         "average": _average,
         "_in_step": False,
         "_sync": Synchronizer(plan),  # for copies, which synchronize nothing
-        "_hvd_autosync_after_skip": _after_skip,
+        "_hvd_autosync_method": property(_method),
         "_hvd_autosync_average": _average,
     }
     created: torch.optim.Optimizer = type(base.__name__, (base,), methods)(
@@ -158,8 +159,9 @@ def _has_new_gradients(self: Any) -> bool:
     return bool(self._handles) or not self._synchronized
 
 
-def _after_skip(self: Any) -> None:
-    self._sync.method.on_skip()
+def _method(self: Any) -> SyncMethod:
+    method: SyncMethod = self._sync.method
+    return method
 
 
 def _average(self: Any) -> None:

@@ -31,6 +31,7 @@ from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook
+from hvd_autosync.runtime.patches.scalers import equalize_loss_scale
 from hvd_autosync.runtime.state.normalization import RunningStatistics
 from hvd_autosync.runtime.state.progress import EpochProgress
 from hvd_autosync.runtime.state.rank_states import RankStates, States
@@ -152,9 +153,10 @@ class LocalSteps(Nested, JoinHook):
         if not self.running:
             self.inner.on_step_end()
             self.averages += 1
-            begins = self._phase.now is Phase.RESTORED or self._votes.due(
-                self.step, max(self._schedule.start, 1)
-            )
+            restored = self._phase.now is Phase.RESTORED
+            if restored:
+                equalize_loss_scale(self._owner, self._name)
+            begins = restored or self._votes.due(self.step, max(self._schedule.start, 1))
             if begins and self._phase.now is not Phase.EXACT:
                 self._vote()
             return
@@ -169,8 +171,11 @@ class LocalSteps(Nested, JoinHook):
             self._end_round(early=False)
 
     def on_skip(self) -> None:
-        """A gradient scaler may have skipped the step of this rank alone."""
-        self.settle_skipped()
+        """A gradient scaler may have skipped the step, in a local step that of this rank alone."""
+        if self.running:
+            self.settle_skipped()
+        else:
+            self.inner.on_skip()
 
     def about_to_join(self) -> None:
         """Wait for the agreement on the length of a round that has just begun."""
@@ -215,7 +220,7 @@ class LocalSteps(Nested, JoinHook):
         """As of :class:`SyncMethod`."""
         if not self.running or self._average is not RoundAverage.PARAMETERS:
             return True
-        return not (self._averaging.dispatcher.keeps_left_out or self._statistics.tensors)
+        return not (self._averaging.dispatcher.left_outs or self._statistics.tensors)
 
     @property
     def in_round(self) -> bool:
@@ -239,10 +244,11 @@ class LocalSteps(Nested, JoinHook):
     def make_whole(self) -> None:
         """Leave the rounds, now that parameters are equal; a collective.
 
-        Moments become their averages over ranks.
+        Moments become their averages over ranks, and the loss scale its minimum.
         """
         if self._phase.now in (Phase.ROUNDS, Phase.RESTORED):
             self._average_moments()
+            equalize_loss_scale(self._owner, self._name)
             self._phase.enter(Phase.EXCHANGE)
         self._forget_round()
         super().make_whole()
@@ -305,6 +311,7 @@ class LocalSteps(Nested, JoinHook):
         text = tell_all(json.dumps(self._place()).encode(), f"{self._name}.place", root)
         self._go_to(json.loads(text))
         self.states.share(root)
+        equalize_loss_scale(self._owner, self._name)
         super().share(root)
 
     def detach(self) -> dict[str, Any]:

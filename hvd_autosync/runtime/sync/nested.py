@@ -71,8 +71,15 @@ class Nested(SyncMethod):
     def on_step_end(self) -> None:
         self.inner.on_step_end()
 
+    @property
+    def keeps_left_out(self) -> bool:
+        return self.inner.keeps_left_out
+
     def on_skip(self) -> None:
         self.inner.on_skip()
+
+    def on_rescale(self, factor: float) -> None:
+        self.inner.on_rescale(factor)
 
     def at_sync_point(self, why: SyncPoint) -> None:
         self.inner.at_sync_point(why)

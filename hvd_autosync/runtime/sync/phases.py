@@ -26,6 +26,7 @@ from hvd_autosync.runtime.measure.compute_timer import ComputeTimer, Waiting
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook
+from hvd_autosync.runtime.patches.scalers import equalize_loss_scale
 from hvd_autosync.runtime.state.progress import EpochProgress
 from hvd_autosync.runtime.state.rank_states import States
 from hvd_autosync.runtime.state.replicas import Replicas
@@ -228,6 +229,7 @@ class ProtocolPhases(Nested, JoinHook):
         """All ranks have just left ``join()``; a collective."""
         self._membership.unequal = False
         self._progress.step = self._votes.last = agree_steps(self.step, self._name)
+        equalize_loss_scale(self._optimizer(), self._name)
         # A rank that waited there has missed votes.
         self._sample_counter.agree(f"{self._name}.samples")
         if not same_on_all([self._stragglers.windows], f"{self._name}.windows"):
@@ -404,6 +406,7 @@ class ProtocolPhases(Nested, JoinHook):
             self._begin()
 
     def _begin(self) -> None:
+        self.inner.average()  # with what a codec has left out of the rounds so far
         self.inner.make_whole()
         self._no_barrier.begin(self.step, self._arrival_order())
         self._phase.enter(Phase.NO_BARRIER)
@@ -420,6 +423,7 @@ class ProtocolPhases(Nested, JoinHook):
         self._phase.enter(Phase.EXCHANGE)
         self._stragglers.forget()
         self._progress.step = self._votes.last = agree_steps(self.step, self._name)
+        equalize_loss_scale(self._owner, self._name)
         if met.broken:
             self._guard_handler.fall_back()
         self._membership.unequal = met.unequal

@@ -244,6 +244,8 @@ class Synchronizer:
         """Create the methods of a plan, the innermost first; a collective."""
         optimizer = self._owner
         _warn_of_empty_classes(plan, {parameter_class for _, parameter_class in names.values()})
+        if plan.lossy:
+            watch_scalers()
         # Several optimizers may have first parameters of the same name.
         name = f"{next(_numbers())}.{self._name}"
         if plan.replicas_may_differ:
@@ -263,7 +265,6 @@ class Synchronizer:
     def _over_replicas(self, name: str, plan: SyncPlan, names: Names) -> SyncMethod:
         """Return the methods of a plan under which replicas may differ."""
         optimizer = self._owner
-        watch_scalers()
         progress = self._progress
         if not isinstance(progress, EpochProgress):
             step = agree_steps(progress.step, name)

@@ -81,6 +81,14 @@ def test_a_bucket_of_several_parameters_is_split_before_it_is_too_large() -> Non
     assert list(sizes(ExchangePlan(buckets=1), [200 * MIB] * 5)) == ["p0+4"]
 
 
+def test_top_k_numbers_no_more_elements_than_an_int32_can() -> None:
+    plan = ExchangePlan(buckets=1, large=OTHERS["a small share"])
+    assert sizes(plan, [2 * GIB]) == {"p0[0]": GIB, "p0[1]": GIB}
+    assert sizes(plan, [2 * GIB - 1]) == {"p0": 2 * GIB - 1}
+    assert sizes(plan, [GIB - 1, GIB, 100]) == {"p0+1": 2 * GIB - 1, "p2": 100}
+    assert sizes(ExchangePlan(), [4 * GIB]) == {"p0": 4 * GIB}
+
+
 def test_factors_that_cannot_be_gathered_do_not_pay() -> None:
     weight = torch.empty(2**16, 2**16, device="meta")
     assert pays(4000, weight, 4)

@@ -104,6 +104,9 @@ def loader() -> type[Loader]:
 class Wrapped(torch.optim.SGD):
     """As Horovod's, a class that was derived from the script's."""
 
+    _sync: Synchronizer
+    _hvd_autosync_method = property(lambda self: self._sync.method)
+
 
 @pytest.fixture
 def wrapped() -> type[Wrapped]:
@@ -160,6 +163,34 @@ class Training:
         self.method.settle_skipped()
         self.method.run_step(own_step)
         self.sync.end_step()
+
+    def scaled_step(self, scaler: torch.amp.GradScaler, gradients: Sequence[torch.Tensor]) -> bool:
+        """Make a step under a gradient scaler, as a script does; return whether it was made.
+
+        Args:
+            scaler: The gradient scaler.
+            gradients: All gradients, before they are scaled.
+        """
+        scale = scaler.scale(torch.ones(()))
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient * scale
+            self.method.on_gradient_added(parameter)
+            self.method.on_gradient_ready(parameter)
+        self.method.settle_skipped()
+        self.method.on_synchronize(in_step=False, fresh=True)
+        scaler.unscale_(self.optimizer)
+        made = []
+
+        def step() -> None:
+            made.append(True)
+            self.method.run_step(lambda: type(self.optimizer).step(self.optimizer))
+            self.sync.end_step()
+
+        self.optimizer.step = step
+        scaler.step(self.optimizer)
+        del self.optimizer.step
+        scaler.update()
+        return bool(made)
 
     def values(self) -> list[torch.Tensor]:
         """Copies of the parameters."""

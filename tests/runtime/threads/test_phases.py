@@ -8,6 +8,7 @@ those of plain SGD: so where ranks meet, each gradient has been used once, whoev
 from __future__ import annotations
 
 import json
+import math
 import random
 import weakref
 from collections import defaultdict, deque
@@ -322,6 +323,70 @@ def test_a_straggler_is_excluded(loader: Any, begin: Any) -> None:
     check(case, seen)
     made = [sum(at == 0 for at, _ in each.made) for each in seen]
     assert made[0] == made[2] == 24 and made[1] < 24
+
+
+def test_nothing_is_left_out_of_rounds_before_steps_without_a_barrier(
+    loader: Any, begin: Any
+) -> None:
+    """The last average under a codec has all of them but what exchanges before have left out."""
+    protocol = Protocol(kind="asp", share=0.5, total=4 * 2 * 48)
+    exchange = ExchangePlan(1, rest=ClassPlan(codec="topk", ratio=0.06))
+
+    def body() -> float:
+        own = begin(_SHAPES, SyncPlan(exchange, schedule=Schedule(4), protocol=protocol))
+        rounds = own.method.inner
+        for at in loader(own.epochs, 48):
+            local = rounds.running
+            own.step({place: torch.ones(shape) for place, shape in enumerate(_SHAPES)})
+            if own.method.running:
+                assert local and not any(
+                    each.any() for each in rounds._averaging.dispatcher.left_outs
+                )
+                before = sum(float(each.sum()) for each in rounds.inner.dispatcher.left_outs)
+                changed = sum(float((1 - each).sum()) for each in own.values())
+                return changed / _RATE + before - (at + 1) * sum(map(math.prod, _SHAPES))
+        raise AssertionError("steps had a barrier to the end")
+
+    ranks = ThreadRanks(2, seed=1)
+    _NETWORKS[ranks] = Network(1)
+    assert ranks.run(body) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        Protocol(kind="asp", share=0.4, async_first=True, total=4 * 2 * 48),
+        Protocol(share=1.0, stragglers="elastic"),
+    ],
+    ids=["asp", "elastic"],
+)
+def test_ranks_that_step_together_again_have_one_loss_scale(
+    protocol: Protocol, loader: Any, begin: Any
+) -> None:
+    """Rank 0 has overflowed without rank 1, without a barrier or while that is excluded."""
+    case = Case(2, 1, protocol, (24, 24), (1, -1))
+
+    def body() -> tuple[dict[str, Any], list[torch.Tensor]]:
+        own = begin(_SHAPES, SyncPlan(protocol=protocol))
+        epoch, skipped = 0, False
+        own.method.compute_timer = Timer(lambda: 3.0 if case.slow[epoch] == rank() else 1.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for epoch, batches in enumerate(case.epochs):
+            for at in loader(own.epochs, batches):
+                gradients = [gradient(rank(), epoch, at, place) for place in range(len(_SHAPES))]
+                if rank() == 0 and epoch == 0 and at == 16:
+                    gradients[0].fill_(torch.inf)
+                    skipped = own.method.running or bool(own.method._membership.absent)
+                own.scaled_step(scaler, gradients)
+        assert skipped is (rank() == 0)
+        assert not own.method.running
+        return scaler.state_dict(), own.values()
+
+    ranks = ThreadRanks(case.ranks, seed=case.seed)
+    _NETWORKS[ranks] = Network(case.seed)
+    (scale, first), (other, second) = ranks.run(body)
+    assert scale == other and scale["scale"] == 512
+    assert all(map(torch.equal, first, second))
 
 
 @given(case=with_stragglers(("greedy",)))

@@ -1,0 +1,150 @@
+"""Gradient scalers of ranks in threads: error feedback, and loss scales after separate steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_autosync.runtime.collectives.operations import rank
+from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
+from hvd_autosync.runtime.patches.epochs import SyncPoint
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
+
+_SHAPES = [(8,), (16, 16)]
+_USABLE = 1024.0
+_RATE = 0.5
+
+
+@pytest.mark.parametrize("codec", ["topk", "powersgd"])
+def test_error_feedback_keeps_nothing_of_skipped_steps(codec: str, begin: Any) -> None:
+    """Another bucket overflows, until the scale has come down; then comes the first update."""
+
+    def body() -> float:
+        own = begin(_SHAPES, _compressed(codec))
+        scaler = torch.amp.GradScaler("cpu", init_scale=64 * _USABLE)
+        for skipped in range(6):
+            assert not own.scaled_step(scaler, [torch.full((8,), torch.inf), _gradient(skipped)])
+        assert own.scaled_step(scaler, [torch.ones(8), _gradient(6)])
+        assert scaler.get_scale() == _USABLE
+        return float((own.values()[1] - 1).norm())
+
+    moved, _ = ThreadRanks(2).run(body)
+    assert 0 < moved < _RATE * float(_gradient(6).norm())
+
+
+@pytest.mark.parametrize("codec", ["topk", "powersgd"])
+def test_error_feedback_follows_the_loss_scale(codec: str, begin: Any) -> None:
+    """Powers of two are exact, so a scale that grows changes no bit."""
+
+    def body(growth_interval: int) -> list[torch.Tensor]:
+        own = begin(_SHAPES, _compressed(codec))
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=growth_interval)
+        for step in range(10):
+            assert own.scaled_step(scaler, [torch.ones(8), _gradient(step)])
+        assert scaler.get_scale() == (4.0 if growth_interval > 10 else 4.0 * 2**5)
+        return own.values()
+
+    (grown, _), (constant, _) = (
+        ThreadRanks(2).run(lambda each=each: body(each)) for each in (2, 100)
+    )
+    exact = torch.equal if codec == "topk" else torch.allclose
+    assert all(map(exact, grown, constant))
+
+
+def _train_exactly(own: Any, scaler: torch.amp.GradScaler) -> Any:
+    """Make steps after the rounds; return the scale and what replicas need to stay equal."""
+    assert own.sync.replicas_in_sync
+    before = own.values()
+    assert all(_step(own, scaler) for _ in range(3))
+    return scaler.state_dict(), [
+        after - was for after, was in zip(own.values(), before, strict=True)
+    ]
+
+
+def _check_exact(results: Any) -> None:
+    """Check that all ranks have made the same steps, with the mean gradients."""
+    (first, moved), *others = results
+    for scale, elsewhere in others:
+        assert scale == first
+        assert all(map(torch.equal, moved, elsewhere))
+    for change, shape in zip(moved, _SHAPES, strict=True):
+        mean = sum(_gradient(r, shape) for r in range(len(results))) / len(results)
+        torch.testing.assert_close(change, -3 * _RATE * mean)
+
+
+def test_loss_scales_are_equal_after_rounds(begin: Any) -> None:
+    def body() -> Any:
+        own, scaler = _rounds(begin)
+        own.sync.switch(SyncPlan())
+        assert scaler.get_scale() == _USABLE / 2
+        return _train_exactly(own, scaler)
+
+    _check_exact(ThreadRanks(2).run(body))
+
+
+@pytest.mark.parametrize("skips", [(), (0,), (1,), (0, 1)])
+def test_loss_scales_are_equal_after_rounds_that_end_in_a_step(
+    skips: tuple[int, ...], begin: Any
+) -> None:
+    """As by the loss guard, before update() may lower the scale of a rank alone."""
+
+    def body() -> Any:
+        own, scaler = _rounds(begin)
+        for _ in range(3):
+            _step(own, scaler)
+        own.sync.guard.stepped = lambda *_: own.sync.make_exact(together=True)
+        assert _step(own, scaler, overflow=rank() in skips) is (rank() not in skips)
+        del own.sync.guard.stepped
+        assert own.sync.exact
+        return _train_exactly(own, scaler)
+
+    _check_exact(ThreadRanks(2).run(body))
+
+
+def test_loss_scales_are_equal_after_a_broadcast(begin: Any) -> None:
+    def body() -> Any:
+        own, scaler = _rounds(begin)
+        own.method.before_sharing()
+        own.method.share(0)
+        assert own.method.in_round, "moments differ until ranks know their epochs"
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        return scaler.state_dict()
+
+    first, second = ThreadRanks(2).run(body)
+    assert first == second and first["scale"] == _USABLE / 2
+
+
+def _rounds(begin: Any) -> tuple[Any, torch.amp.GradScaler]:
+    """Return a training after some local steps, and its scaler: rank 0 has skipped one of them."""
+    own = begin(_SHAPES, SyncPlan(schedule=Schedule(4)))
+    own.sync.at_sync_point(SyncPoint.SCRIPT)
+    scaler = torch.amp.GradScaler("cpu", init_scale=_USABLE, growth_interval=50)
+    while not own.method.running:
+        _step(own, scaler)
+    for step in range(8):
+        _step(own, scaler, overflow=step == 2 and rank() == 0)
+    assert own.method.replicas_in_sync
+    assert scaler.get_scale() == (_USABLE / 2 if rank() == 0 else _USABLE)
+    return own, scaler
+
+
+def _step(own: Any, scaler: torch.amp.GradScaler, *, overflow: bool = False) -> bool:
+    """Make a step with the gradients of this rank."""
+    gradients = [_gradient(rank(), shape) for shape in _SHAPES]
+    if overflow:
+        gradients[0].fill_(torch.inf)
+    made: bool = own.scaled_step(scaler, gradients)
+    return made
+
+
+def _compressed(codec: str) -> SyncPlan:
+    large = ClassPlan(codec=codec, ratio=0.1, rank=1)
+    return SyncPlan(ExchangePlan(large=large), {"large": ("p1",)})
+
+
+def _gradient(seed: int, shape: tuple[int, ...] = (16, 16)) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
