@@ -28,6 +28,8 @@ from hvd_autosync.search_space.exchange_plan import ClassPlan
 
 #: Elements that share one scale of the codec ``int8``.
 _BLOCK = 256
+#: Name in a codec's state of what error feedback keeps; it is part of the checkpoint format.
+LEFT_OUT = "left_out"
 
 
 class Codec(ABC):
@@ -55,7 +57,10 @@ class Codec(ABC):
         """Bytes that each rank sends per step, on average."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return what this rank keeps from step to step, to be saved with the optimizer."""
+        """Return what this rank keeps from step to step, to be saved with the optimizer.
+
+        What error feedback keeps is named :data:`LEFT_OUT`; all else is the same on all ranks.
+        """
         return {}
 
     def left_out(self) -> torch.Tensor | None:
@@ -223,7 +228,7 @@ class TopK(Codec):
         return self._left_out
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {"left_out": self._left_out}
+        return {LEFT_OUT: self._left_out}
 
 
 class PowerSGD(Codec):
@@ -289,7 +294,7 @@ class PowerSGD(Codec):
         return self._left_out.view(-1)[: self.size]
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {"left_out": self._left_out, "right": self._right}
+        return {LEFT_OUT: self._left_out, "right": self._right}
 
 
 def make_codec(

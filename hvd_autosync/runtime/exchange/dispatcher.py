@@ -13,6 +13,7 @@ import torch
 
 from hvd_autosync.runtime.collectives.operations import Collectives, Sum, collectives
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, GradientBucket
+from hvd_autosync.runtime.exchange.codecs import LEFT_OUT
 from hvd_autosync.runtime.exchange.exchanges import Steps
 
 _LOG = logging.getLogger(__name__)
@@ -175,8 +176,24 @@ class Dispatcher:
         states = {b.name: b.codec.state() for b in self.buckets if b.codec is not None}
         return {name: state for name, state in states.items() if state}
 
-    def load_codec_states(self, states: dict[str, dict[str, torch.Tensor]]) -> None:
-        """Load what :meth:`codec_states` returned, now or as soon as there are buckets."""
+    def load_codec_states(
+        self, states: dict[str, dict[str, torch.Tensor]], of_rank: int | None = None
+    ) -> None:
+        """Load what :meth:`codec_states` returned, now or as soon as there are buckets.
+
+        Args:
+            states: The states.
+            of_rank: The rank that they are of; ``None``: this one. What error feedback of another
+                rank has kept is sent by that rank, not once more by this one.
+        """
+        if of_rank not in (None, self._collectives.rank()):
+            states = {
+                bucket: {
+                    name: torch.zeros_like(tensor) if name == LEFT_OUT else tensor
+                    for name, tensor in state.items()
+                }
+                for bucket, state in states.items()
+            }
         self._codec_states = {} if self.buckets else states
         for bucket in self.buckets:
             if bucket.codec is not None:

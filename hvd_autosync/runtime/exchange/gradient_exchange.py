@@ -20,6 +20,7 @@ import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order
 from hvd_autosync.runtime.collectives.levels import two_levels
+from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.exchange.buckets import Bucket
 from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate, collect_dropped
@@ -35,8 +36,9 @@ from hvd_autosync.search_space.exchange_plan import ExchangePlan, check_paramete
 from hvd_autosync.util.weak_methods import once_gone
 
 _T = TypeVar("_T")
-#: Key of an entry of checkpoints; it is part of their format.
+#: Keys of entries of checkpoints, which are part of their format.
 _CODEC_STATES = "hvd_autosync_codecs"
+_CODEC_RANK = "hvd_autosync_codecs_rank"
 
 
 class GradientExchange(SyncMethod):
@@ -216,11 +218,11 @@ class GradientExchange(SyncMethod):
     def state_dict(self) -> dict[str, Any]:
         """Entries of a checkpoint: what error feedback keeps."""
         states = self.dispatcher.codec_states()
-        return {_CODEC_STATES: states} if states else {}
+        return {_CODEC_STATES: states, _CODEC_RANK: rank()} if states else {}
 
     def load_state_dict(self, entries: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was called."""
-        self.dispatcher.load_codec_states(entries.get(_CODEC_STATES, {}))
+        self.dispatcher.load_codec_states(entries.get(_CODEC_STATES, {}), entries.get(_CODEC_RANK))
 
     def make_exact(self, *, together: bool) -> None:
         """Exchange all gradients uncompressed from now on."""

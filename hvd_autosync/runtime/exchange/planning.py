@@ -11,8 +11,10 @@ import torch
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.extensions import EXCHANGES
+from hvd_autosync.runtime.collectives.agreement import same_on_all
 from hvd_autosync.runtime.collectives.levels import two_levels
 from hvd_autosync.runtime.collectives.operations import MOST_GATHERED_BYTES, rank, size
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import (
     Bucket,
     FlatBucket,
@@ -35,6 +37,7 @@ from hvd_autosync.runtime.exchange.factors import FactorsBucket
 from hvd_autosync.runtime.exchange.lossless_sum import LosslessSum
 from hvd_autosync.runtime.exchange.rows import RowsBucket
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
+from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.patches.linear import LinearLayer
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
 
@@ -75,11 +78,15 @@ class Planning:
     ) -> list[Bucket]:
         """Return the buckets for parameters in the order in which their gradients arrive.
 
+        A collective under PowerSGD.
+
         Args:
             order: Every parameter, once.
             sparse: Those whose gradients are sparse tensors.
             linear: The watched layers whose gradients are sent by factors.
         """
+        low_rank = [p for p in order if self._plan.of(self._names[p][1]).codec == "powersgd"]
+        alike = not low_rank or _multiply_alike(low_rank[0].device, self._name(low_rank[0]))
         lanes: dict[_Lane, list[torch.nn.Parameter]] = {}
         buckets: list[Bucket] = [self._of_layer(layer) for layer in linear]
         by_factors = {parameter for bucket in buckets for parameter in bucket.parameters}
@@ -87,6 +94,8 @@ class Planning:
             if parameter in by_factors:
                 continue
             plan = self._plan.of(self._names[parameter][1])
+            if plan.codec == "powersgd" and not alike:
+                plan = replace(plan, codec="none")
             if plan.exchange == "factors":  # it belongs to no linear layer
                 plan = replace(plan, exchange="allreduce")
             if plan.exchange in ("rows", "sharded") and parameter.dtype == torch.float16:
@@ -202,6 +211,17 @@ class Planning:
     def _name(self, *parameters: torch.nn.Parameter) -> str:
         first = self._names[parameters[0]][0]
         return first if len(parameters) == 1 else f"{first}+{len(parameters) - 1}"
+
+
+def _multiply_alike(device: torch.device, name: str) -> bool:
+    """Return whether ranks get the same bits from the same factors; a collective."""
+    alike = same_on_all(arithmetic(device), f"arithmetic.{name}")
+    if not alike:
+        warn_on_rank_0(
+            "processors, libraries or numbers of threads differ between the ranks, so low-rank "
+            "gradients would: the codec powersgd is not used"
+        )
+    return alike
 
 
 def _codes_bits(plan: ClassPlan, parameter: torch.nn.Parameter) -> bool:

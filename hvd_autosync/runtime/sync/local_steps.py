@@ -24,6 +24,7 @@ from hvd_autosync.runtime.collectives.operations import (
     Sum,
     allreduce,
     allreduce_async_,
+    rank,
     size,
     synchronize,
 )
@@ -287,6 +288,7 @@ class LocalSteps(Nested, JoinHook):
         saved = {
             **self._place(),
             "codecs": self._averaging.dispatcher.codec_states(),
+            "codecs_rank": rank(),
             "ranks": self.states.save() if apart else {},
         }
         return {**super().state_dict(), _ROUNDS: saved}
@@ -303,7 +305,8 @@ class LocalSteps(Nested, JoinHook):
             return None
         self._go_to(saved)
         if self._phase.now is not Phase.EXACT:
-            self._averaging.dispatcher.load_codec_states(saved["codecs"])
+            dispatcher = self._averaging.dispatcher
+            dispatcher.load_codec_states(saved["codecs"], saved.get("codecs_rank"))
         return self.states.load(saved["ranks"])
 
     def share(self, root: int) -> None:

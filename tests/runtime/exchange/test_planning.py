@@ -10,8 +10,11 @@ pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setu
 import torch
 from torch import nn
 
+from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
+from hvd_autosync.runtime.exchange import planning
 from hvd_autosync.runtime.exchange.buckets import FlatBucket
+from hvd_autosync.runtime.exchange.codecs import PowerSGD
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.factors import pays
 from hvd_autosync.runtime.exchange.planning import Planning
@@ -87,6 +90,23 @@ def test_top_k_numbers_no_more_elements_than_an_int32_can() -> None:
     assert sizes(plan, [2 * GIB - 1]) == {"p0": 2 * GIB - 1}
     assert sizes(plan, [GIB - 1, GIB, 100]) == {"p0+1": 2 * GIB - 1, "p2": 100}
     assert sizes(ExchangePlan(), [4 * GIB]) == {"p0": 4 * GIB}
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_powersgd_is_for_ranks_that_multiply_alike(
+    alike: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank orthogonalizes and multiplies itself, and replicas must get the same bits."""
+    monkeypatch.setattr(planning, "arithmetic", lambda _: ["a processor", alike or rank()])
+    plan = ExchangePlan(large=ClassPlan(codec="powersgd"))
+
+    def body() -> list[bool]:
+        names = {nn.Parameter(torch.ones(4, 3)): ("p", "large")}
+        buckets = Planning(plan, names, Scaling()).buckets(list(names), set())
+        return [isinstance(bucket.codec, PowerSGD) for bucket in buckets]
+
+    assert ThreadRanks(2).run(body) == [[alike]] * 2
+    assert capsys.readouterr().err.count("the codec powersgd is not used") == (not alike)
 
 
 def test_factors_that_cannot_be_gathered_do_not_pay() -> None:

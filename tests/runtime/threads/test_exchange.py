@@ -5,6 +5,7 @@ Gradients are small integers, so sums are exact in any order.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 
 from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
+from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ClassPlan, ExchangePlan
+from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _SHAPES = [(4, 3), (6, 2), (5,), (1, 8), (3, 3)]
@@ -173,6 +176,52 @@ def test_an_operation_that_fails_ends_all(case: Case, at: int, begin: Any) -> No
     outcomes = ranks.outcomes(lambda: training(case, begin))
     failed = [isinstance(each, CollectiveError) for each in outcomes]
     assert all(failed) or not any(failed)
+
+
+@pytest.mark.parametrize("schedule", [None, Schedule(2)])
+@pytest.mark.parametrize("codec", ["topk", "powersgd"])
+def test_only_its_own_rank_takes_error_feedback_from_a_checkpoint(
+    codec: str, schedule: Schedule | None, begin: Any
+) -> None:
+    """All ranks load rank 0's: else its memory would be sent by each of them."""
+    exchange = ExchangePlan(rest=ClassPlan(codec=codec, ratio=0.1, rank=1))
+    plan = SyncPlan(exchange, schedule=schedule)
+    key = "hvd_autosync_rounds" if schedule else "hvd_autosync_codecs"
+
+    def step(own: Any, number: int) -> None:
+        own.step({place: gradient(rank(), number, place) for place in range(len(_SHAPES))})
+
+    def save() -> dict[str, Any]:
+        own = begin(_SHAPES, plan)
+        if schedule:
+            own.sync.at_sync_point(SyncPoint.SCRIPT)
+        for number in range(16):
+            step(own, number)
+        return copy.deepcopy(own.method.state_dict())
+
+    def codecs(entries: dict[str, Any]) -> dict[str, Any]:
+        return entries[key]["codecs"] if schedule else entries[key]
+
+    saved, _ = ThreadRanks(2).run(save)
+
+    def load(entries: dict[str, Any]) -> list[dict[str, Any]]:
+        own = begin(_SHAPES, plan)
+        own.method.load_state_dict(copy.deepcopy(entries))
+        join()  # a rank under local steps saves the states of all, which have to be there
+        return codecs(copy.deepcopy(own.method.state_dict()))
+
+    assert any(state["left_out"].any() for state in codecs(saved).values())
+    first, second = ThreadRanks(2).run(lambda: load(saved))
+    for name, state in codecs(saved).items():
+        assert torch.equal(first[name]["left_out"], state["left_out"])
+        assert not second[name]["left_out"].any()
+        if codec == "powersgd":
+            assert torch.equal(first[name]["right"], state["right"])
+            assert torch.equal(second[name]["right"], state["right"])
+    # As an older version has saved it.
+    (saved[key] if schedule else saved).pop("codecs_rank" if schedule else f"{key}_rank")
+    first, second = ThreadRanks(2).run(lambda: load(saved))
+    assert all(torch.equal(second[n]["left_out"], s["left_out"]) for n, s in first.items())
 
 
 @pytest.mark.parametrize("steps", [0, 2])
