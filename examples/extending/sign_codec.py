@@ -11,7 +11,7 @@ import torch
 from horovod.torch.mpi_ops import ProcessSet, allgather_async
 
 from hvd_autosync.extensions import add_codec
-from hvd_autosync.runtime.exchange.codecs import Codec
+from hvd_autosync.runtime.exchange.codecs import LEFT_OUT, Codec
 from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps
 from hvd_autosync.search_space.exchange_plan import ClassPlan
 
@@ -63,7 +63,11 @@ class Sign(Codec):
 
     def state(self) -> dict[str, torch.Tensor]:
         """What this rank carries from step to step."""
-        return {"owed": self._owed}
+        return {LEFT_OUT: self._owed}
+
+    def left_out(self) -> torch.Tensor:
+        """What error feedback keeps of this rank's tensors."""
+        return self._owed
 
 
 def make(plan: ClassPlan, count: int, like: torch.Tensor, ranks: int) -> Sign:
