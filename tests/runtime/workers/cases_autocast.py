@@ -11,8 +11,10 @@ from cases_exchanges import CLASSES, OPTIMIZERS, Model, groups_of, loss_of, plan
 from cases_local_steps import loader, scheduled, together
 from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, device_type
 
+from hvd_autosync.runtime.sync.synchronizer import switch
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 STEPS = 12
 #: With a scaler, the gradients of this step overflow.
@@ -124,3 +126,37 @@ def case_local_steps_under_autocast():
 
 def case_local_steps_under_autocast_with_a_scaler():
     local_steps(scaled=True)
+
+
+def case_replicas_stay_equal_when_local_steps_end_under_a_scaler():
+    """A local step has overflowed on rank 0 alone, which has another loss scale since."""
+    model = Model()
+    with scheduled(Schedule(4), ExchangePlan(), CLASSES):
+        optimizer = OURS(
+            OPTIMIZERS["momentum"](groups_of(model)), named_parameters=model.named_parameters()
+        )
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=2.0**10)
+
+    def steps(overflow=-1):
+        for number in loader(STEPS):
+            optimizer.zero_grad()
+            factor = float("inf") if number == overflow else 1.0
+            scaler.scale(loss_of(model, int(number)) * factor).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+
+    def scales():
+        own = torch.tensor([scaler.get_scale()], device="cpu")
+        return hvd.allgather(own, name="scales").unique().tolist()
+
+    steps()
+    assert scales() == [2.0**10]
+    steps(overflow=OVERFLOW if hvd.rank() == 0 else -1)
+    assert scales() == [2.0**9, 2.0**10]
+    switch(optimizer, SyncPlan(ExchangePlan(), CLASSES))
+    assert scales() == [2.0**9]
+    steps()
+    assert_same_on_all_ranks(parameter.detach() for parameter in model.parameters())
