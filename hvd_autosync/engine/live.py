@@ -137,7 +137,8 @@ class LiveStudy:
             named = sorted(f"{name}={value}" for name in failed for value in failed[name])
             self._listener.on_notice(
                 "not tried live, because a training of this job, or of two others, failed in such "
-                f"a trial: {', '.join(named)}; to try them: --autosync-mode launched"
+                f"a trial: {', '.join(named)}; to try them: --autosync-mode launched "
+                "--autosync-reuse never"
             )
         begun = None if self._judged is None else self._judged.winner
         with closing(LiveRunner(self._training, begun)) as runner:
