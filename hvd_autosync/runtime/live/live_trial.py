@@ -53,8 +53,9 @@ class LiveTrial:
         self.recorder = Recorder()
         self._began, self._setup_s = began, math.nan
         self._last = spec.warmup_steps + spec.measured_steps
-        #: Indices of steps that are unlike the others.
+        #: Indices of steps that are unlike the others, and of those that some rank has not made.
         self._untypical: set[int] = set()
+        self._partial: set[int] = set()
 
     @property
     def steps(self) -> int:
@@ -65,13 +66,14 @@ class LiveTrial:
     def measured(self) -> Sequence[float]:
         """This rank's measured steps, seconds, without untypical ones."""
         warmup = self.spec.warmup_steps
-        return _typical(self.recorder.step_s, self._untypical, warmup)[warmup:]
+        return _typical(self.recorder.step_s, self._untypical, self._partial, warmup)[warmup:]
 
     @property
     def over(self) -> bool:
         """Whether all steps were made; a trial that lacks typical ones goes on for as many more."""
         enough = len(self.measured) >= MIN_MEASURED_STEPS
-        return self.steps >= (self._last if enough else 2 * self._last)
+        made_by_all = self.steps - len(self._partial)
+        return made_by_all >= (self._last if enough else 2 * self._last)
 
     @property
     def out_of_time(self) -> bool:
@@ -151,20 +153,16 @@ class LiveTrial:
             return TrialStatus.CUT_SHORT, PRUNED if slow else OUT_OF_TIME
         return TrialStatus.COMPLETED, ""
 
-    def skipped(self, steps: int) -> None:
-        """This rank has waited in ``join()`` while others made steps, which are untypical.
+    def all_joined(self, waited: int, apart: int) -> None:
+        """All ranks have left ``join()``; the steps that some have not made are no measurements.
 
         Args:
-            steps: How many more steps the others have made.
+            waited: How many steps others have made while this rank waited there.
+            apart: How many of the last steps some rank has not made.
         """
-        for _ in range(steps):
-            self.recorder.step_s.append(0.0)
-            self.recorder.blocked_s.append(0.0)
-            self._untypical.add(self.steps - 1)
-
-    def mark_untypical(self, steps: int) -> None:
-        """Mark the last ``steps`` as untypical."""
-        self._untypical |= set(range(max(self.steps - steps, 0), self.steps))
+        self.recorder.step_s += [0.0] * waited
+        self.recorder.blocked_s += [0.0] * waited
+        self._partial |= set(range(max(self.steps - apart, 0), self.steps))
 
     def result(self, status: TrialStatus, reason: str, **fields: Any) -> TrialResult | None:
         """Gather the measurements of all ranks, on rank 0; a collective.
@@ -181,12 +179,13 @@ class LiveTrial:
         if rank() != 0:
             return None
         by_any = {index for report in reports for index in report[3]}
+        warmup = self.spec.warmup_steps
         ranks = tuple(
             RankReport(
                 place,
                 host,
-                _typical(step_s, by_any, self.spec.warmup_steps),
-                _typical(blocked_s, by_any, self.spec.warmup_steps),
+                _typical(step_s, by_any, self._partial, warmup),
+                _typical(blocked_s, by_any, self._partial, warmup),
                 (),
                 memory,
             )
@@ -196,16 +195,26 @@ class LiveTrial:
             status,
             reason,
             ranks,
-            warmup_steps=self.spec.warmup_steps,
+            warmup_steps=warmup,
             setup_s=self._setup_s,
             total_s=perf_counter() - self._began,
             **fields,
         )
 
 
-def _typical(steps: list[float], untypical: set[int], warmup: int) -> tuple[float, ...]:
-    """Steps without untypical ones among the measured, unless those are the most."""
-    measured = len(steps) - warmup
-    if 2 * sum(index >= warmup for index in untypical) > measured:
-        return tuple(steps)
-    return tuple(s for index, s in enumerate(steps) if index < warmup or index not in untypical)
+def _typical(
+    steps: list[float], untypical: set[int], partial: set[int], warmup: int
+) -> tuple[float, ...]:
+    """Return the steps without partial ones, and without untypical ones unless these are the most.
+
+    Args:
+        steps: Of each step a duration, seconds.
+        untypical: Indices of those that are not like the others.
+        partial: Indices of those that some rank has not made.
+        warmup: Number of the first steps, which are not measured and all stay.
+    """
+    made = [index for index in range(len(steps)) if index < warmup or index not in partial]
+    measured = [index for index in made if index >= warmup]
+    if 2 * len(untypical.intersection(measured)) <= len(measured):
+        made = [index for index in made if index < warmup or index not in untypical]
+    return tuple(steps[index] for index in made)
