@@ -154,7 +154,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     from hvd_autosync.engine.training_context import training_context
     from hvd_autosync.reporting import answer_line
     from hvd_autosync.search_space.sync_plan import beyond_horovod
-    from hvd_autosync.study.fallbacks import fallback_line
+    from hvd_autosync.study.fallbacks import known_fallback
     from hvd_autosync.traces.anonymous import is_anonymous
     from hvd_autosync.traces.opening import open_trace
     from hvd_autosync.util.versions import other_versions
@@ -165,7 +165,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
         check_hosts(job)
     answer = printable(answer_line(study))
     print(f"{_PREFIX}: study {study.study_id}: {answer}", file=sys.stderr)
-    if ended := fallback_line(study):
+    if ended := known_fallback(store, study):
         print(f"{_PREFIX}: {printable(ended)}", file=sys.stderr)
     others_job = list(differences(study, job))
     apart = [*others_job, *other_versions(study.versions)]

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Collection
 from dataclasses import replace
 
-from hvd_autosync.errors import SpaceError
+from hvd_autosync.errors import SpaceError, StoreError
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
@@ -85,3 +85,16 @@ def fallback_line(study: StudyRecord) -> str:
             what = study.space.describe(last.strategy)
     because = f", because {last.reason}" if last.reason else ""  # shared traces have none
     return f"{what} was ended by the loss guard at step {last.step} of a training{because}"
+
+
+def known_fallback(store: TraceStore, study: StudyRecord) -> str:
+    """Describe as :func:`fallback_line` what has ended the winner, or its lossy part.
+
+    A training that is tuned live under the winner of launched trials keeps its lossy knobs, and
+    reports a fallback to the study of these trials.
+    """
+    studies = [study]
+    if judged_by := study.settings.get("judged_by"):
+        with contextlib.suppress(StoreError):  # a file has one study
+            studies.append(store.study(str(judged_by)))
+    return next(filter(None, map(fallback_line, studies)), "")

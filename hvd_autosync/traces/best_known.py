@@ -23,7 +23,8 @@ def best_known(
 ) -> dict[str, Any] | None:
     """Return the winner of the newest study of a model on a layout, as a strategy document.
 
-    Studies with drift or a fallback are skipped, and damaged ones.
+    Studies with drift or a fallback are skipped, and damaged ones; so are those of trainings that
+    began under a winner which the loss guard has ended.
 
     Args:
         store: The store of the studies.
@@ -33,11 +34,15 @@ def best_known(
     """
     # A subset matches: another optimizer of the same script may have the other parameters.
     wanted = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
-    for study in store.studies(status=StudyStatus.FINISHED, skip_damaged=True):
+    studies = store.studies(status=StudyStatus.FINISHED, skip_damaged=True)
+    ended = {study.study_id for study in studies if study.fallbacks}
+    for study in studies:
         if study.task is None or study.winner is None:
             continue
         model, resources = study.task.model, study.task.resources
-        if study.drift or study.fallbacks or resources.device != device:
+        if study.drift or resources.device != device:
+            continue
+        if not ended.isdisjoint([study.study_id, study.settings.get("judged_by")]):
             continue
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
         if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):

@@ -24,9 +24,11 @@ MODEL = ModelProfile((ParameterProfile("weight", (4, 4), "float32"),))
 PARAMETERS = [["weight", [4, 4], "float32"]]
 
 
-def tuned(store: TraceStore, buckets: int, *, device: str = "cpu", slots: int = 2) -> str:
+def tuned(
+    store: TraceStore, buckets: int, *, device: str = "cpu", slots: int = 2, **settings: str
+) -> str:
     """A finished study of the model, won by that number of buckets; its id."""
-    study = store.create_study(job_key="job", command=(), settings={}, versions={})
+    study = store.create_study(job_key="job", command=(), settings=settings, versions={})
     build = HorovodBuild("0.28.1", gloo=True, mpi=False)
     task = Task(MODEL, Resources((Host("a", slots),), device, build))
     store.describe_task(study.study_id, task, SearchSpace((catalogue_knob("buckets"),)))
@@ -60,6 +62,15 @@ def test_a_winner_whose_steps_became_slower_is_not_taken(store: TraceStore) -> N
 def test_a_winner_that_the_loss_guard_has_ended_is_not_taken(store: TraceStore) -> None:
     tuned(store, 2)
     store.keep_fallback(tuned(store, 3), Fallback(Strategy({"buckets": 3}), 64, "it has risen"))
+    found = best_known(store, PARAMETERS, [2], "cpu")
+    assert found is not None and found["knobs"] == {"buckets": 2}
+
+
+def test_neither_is_what_was_found_live_under_such_a_winner(store: TraceStore) -> None:
+    tuned(store, 2)
+    launched = tuned(store, 3)
+    tuned(store, 4, judged_by=launched)
+    store.keep_fallback(launched, Fallback(Strategy({"buckets": 3}), 64, "it has risen"))
     found = best_known(store, PARAMETERS, [2], "cpu")
     assert found is not None and found["knobs"] == {"buckets": 2}
 
