@@ -11,7 +11,9 @@ import re
 import textwrap
 from collections.abc import Iterable
 
+from hvd_autosync.engine.mode import choices_not_live
 from hvd_autosync.reporting.space import domain_text
+from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.knob_spec import Family, KnobSpec, LauncherOption, Variable
 from hvd_autosync.search_space.knobs import CategoricalKnob
 
@@ -48,8 +50,8 @@ def cost_page(page: str, families: Iterable[Family]) -> str:
 def knob_table(specs: Iterable[KnobSpec]) -> str:
     """Return a table with a row for each knob."""
     head = (
-        "| knob | values | default | sort | sets | when it is tuned |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| knob | values | default | sort | sets | changed by live trials | when it is tuned |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     )
     return "\n".join([*head, *map(_row, specs)])
 
@@ -74,6 +76,17 @@ def sets_text(spec: KnobSpec) -> str:
     return "our optimizer"
 
 
+def _live_text(spec: KnobSpec) -> str:
+    """Return whether trials in the steps of a training change the knob."""
+    knob = spec.knob
+    if not knob.exact or knob.name in launch_knobs(reinitializes=True):
+        return "no"
+    if knob.name in launch_knobs(reinitializes=False):
+        return "by initializing again"
+    launched = sorted(choices_not_live(elastic=False).get(knob.name, ()))
+    return f"all but {', '.join(map(knob.format, launched))}" if launched else "yes"
+
+
 def _row(spec: KnobSpec) -> str:
     knob = spec.knob
     cells = (
@@ -82,6 +95,7 @@ def _row(spec: KnobSpec) -> str:
         knob.format(knob.default),
         "exact" if knob.exact else f"lossy: `{knob.group}`",
         sets_text(spec),
+        _live_text(spec),
         re.sub(r" \(docs/[a-z-]*\.md\)", "", spec.when),
     )
     return f"| {' | '.join(cells)} |"
