@@ -41,6 +41,9 @@ class Job(Record):
             values.
         ssh: Port and identity file for ssh to the hosts; ``None`` if not given. Only the launch
             needs them.
+        digests: Digest of the script that each word of the command names; "" for other words. They
+            are taken when the job is made, so that its key stays when a script is edited that its
+            ranks have already loaded.
     """
 
     options: tuple[str, ...]
@@ -49,6 +52,13 @@ class Job(Record):
     controller: str | None = None
     held: tuple[tuple[str, Value], ...] = ()
     ssh: tuple[int | None, str | None] = field(default=(None, None), metadata=NOT_STORED)
+    digests: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the digests of the scripts, unless they are given."""
+        super().__post_init__()
+        if not self.digests:
+            object.__setattr__(self, "digests", tuple(map(_digest, self.command)))
 
     @property
     def world_size(self) -> int:
@@ -70,13 +80,13 @@ class Job(Record):
     def key(self) -> str:
         """Twelve hexadecimal digits: equal for the same command, script text, hosts and settings.
 
-        The text of the script matters; the order of options does not, nor do the links through
-        which the script, its Python or the working directory were named. Masked words enter as
-        keyed digests, so that values cannot be guessed from the key.
+        The text of the script matters, as it was when the job was made; the order of options does
+        not, nor do the links through which the script, its Python or the working directory were
+        named. Masked words enter as keyed digests, so that values cannot be guessed from the key.
         """
         identity = [
             list(redact(_without_links(self.command))),
-            [_digest(word) for word in self.command],
+            list(self.digests),
             [(host.name, host.slots) for host in self.hosts],
             sorted(redact_launcher(self.options)),
             self.controller,

@@ -74,6 +74,25 @@ def test_each_run_tries_the_next_share(
     assert "abc" not in " ".join(kept[0].command)
 
 
+def test_a_run_is_one_of_the_script_that_it_has_run(
+    monkeypatch: pytest.MonkeyPatch, options: Options, tmp_path: Path
+) -> None:
+    """The script may be edited while it trains."""
+    script = tmp_path / "train.py"
+    script.write_text("one")
+    job = Job(("-np", "2"), ("python", str(script)), (Host("localhost", 2),))
+    key = job.key
+
+    def train(*args: object, **keywords: object) -> RunOutcome:
+        script.write_text("two")
+        return came_to(0.9)
+
+    monkeypatch.setattr(recurring_runs, "run_training", train)
+    run_recurring(job, options)
+    assert {each.job_key for each in TraceStore(options.store).runs()} == {key}
+    assert plan_run(replace(job, digests=()), options, TraceStore(options.store)).number == 1
+
+
 def test_other_knobs_are_the_winners_of_before_and_stay(
     monkeypatch: pytest.MonkeyPatch, options: Options
 ) -> None:
