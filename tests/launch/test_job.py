@@ -108,6 +108,46 @@ def test_a_job_keeps_its_key_when_its_script_is_edited(tmp_path: Path) -> None:
     assert Job.from_json(told).key == edited.key
 
 
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (("python", "-m", "package.module"), "package/module.py"),
+        (("python3", "-u", "-m", "package.module", "--lr", "1"), "package/module.py"),
+        (("/usr/bin/python", "-Bm", "package"), "package/__main__.py"),
+        (("LR=1", "python", "-W", "error", "-mpackage.module"), "package/module.py"),
+        (("python", "-m", "alone"), "alone.py"),
+        (("python", "-m", "elsewhere.module"), "sources/elsewhere/module.py"),
+    ],
+)
+def test_the_key_follows_the_file_of_a_module(
+    words: tuple[str, ...], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"absent:{tmp_path}/sources")
+    for name in (
+        "alone.py",
+        "alone/__main__.py",  # no package, which the module precedes
+        "package.py",  # preceded by the package
+        "package/__init__.py",
+        "package/__main__.py",
+        "package/module.py",
+        "sources/elsewhere/module.py",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("raise SystemExit('imported')")
+
+    def key() -> str:
+        return Job(("-np", "2"), words, (Host("a", 2),)).key
+
+    changed, before = set(), key()
+    for path in tmp_path.rglob("*.py"):
+        path.write_text("edited")
+        if key() != before:
+            changed.add(str(path.relative_to(tmp_path)))
+        before = key()
+    assert changed == {file}
+
+
 def test_the_key_knows_no_difference_between_a_path_and_a_link_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,12 +227,25 @@ def test_the_key_does_not_tell_a_value_to_who_has_not_the_users_key(
     assert secret.key not in keys and plain.key in keys
 
 
-def test_a_job_without_a_masked_word_has_the_key_that_it_always_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python", "train.py", "--epochs", "3", "--model", "resnet50"),
+        ("python", "train.py", "-m", "own"),
+        ("python", "-c", "pass", "-m", "own"),
+        ("python", "-m", "torch.distributed.run", "train.py"),
+        ("bash", "-m", "own"),
+        ("python", "-m"),
+        ("python",),
+        (),
+    ],
+)
+def test_a_job_without_a_masked_word_or_own_module_has_the_key_that_it_always_had(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("one")
-    command = ("python", "train.py", "--epochs", "3", "--model", "resnet50")
+    Path("own.py").write_text("")
     own = Job(("-np", "2", "--gloo"), command, (Host("a", 2),), "gloo")
     digests = [hashlib.sha256(b"one").hexdigest() if w == "train.py" else "" for w in command]
     identity = [
