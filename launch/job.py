@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.masking import redact, redact_launcher
+from hvd_autosync.launch.user_script import module_file
 from hvd_autosync.search_space import Host, Value
 from hvd_autosync.search_space.records import NOT_STORED, Record
 
@@ -41,6 +42,9 @@ class Job(Record):
             values.
         ssh: Port and identity file for ssh to the hosts; ``None`` if not given. Only the launch
             needs them.
+        digests: Digest of the script that each word of the command names, "" for other words; then,
+            with ``python -m``, that of the user's module. They are taken when the job is made, so
+            that its key stays when a script is edited that its ranks have already loaded.
     """
 
     options: tuple[str, ...]
@@ -49,6 +53,13 @@ class Job(Record):
     controller: str | None = None
     held: tuple[tuple[str, Value], ...] = ()
     ssh: tuple[int | None, str | None] = field(default=(None, None), metadata=NOT_STORED)
+    digests: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the digests of the scripts, unless they are given."""
+        super().__post_init__()
+        if not self.digests:
+            object.__setattr__(self, "digests", _digests(self.command))
 
     @property
     def world_size(self) -> int:
@@ -70,13 +81,14 @@ class Job(Record):
     def key(self) -> str:
         """Twelve hexadecimal digits: equal for the same command, script text, hosts and settings.
 
-        The text of the script matters; the order of options does not, nor do the links through
-        which the script, its Python or the working directory were named. Masked words enter as
-        keyed digests, so that values cannot be guessed from the key.
+        The text of the script matters, as it was when the job was made; the order of options does
+        not, nor do the links through which the script, its Python or the working directory were
+        named. What the script imports or reads does not matter. Masked words enter as keyed
+        digests, so that values cannot be guessed from the key.
         """
         identity = [
             list(redact(_without_links(self.command))),
-            [_digest(word) for word in self.command],
+            list(self.digests),
             [(host.name, host.slots) for host in self.hosts],
             sorted(redact_launcher(self.options)),
             self.controller,
@@ -155,12 +167,18 @@ def _from_here(path: str) -> str:
     return path if inside.startswith(os.pardir) else inside
 
 
-def _digest(word: str) -> str:
-    """Return the digest of the script that ``word`` names; "" if it names no readable script."""
-    if not word.endswith(_SCRIPTS):
-        return ""
+def _digests(command: Sequence[str]) -> tuple[str, ...]:
+    """Return :attr:`Job.digests`."""
+    of_words = (_digest(word) if word.endswith(_SCRIPTS) else "" for word in command)
+    module = module_file(command)
+    # Without a module nothing is added: the key is that of earlier versions.
+    return (*of_words, *([] if module is None else [_digest(module)]))
+
+
+def _digest(script: str | Path) -> str:
+    """Return the digest of a script; "" if it cannot be read."""
     try:
-        return hashlib.sha256(Path(word).read_bytes()).hexdigest()
+        return hashlib.sha256(Path(script).read_bytes()).hexdigest()
     except (OSError, ValueError):  # no file, not a valid path, or not readable
         return ""
 

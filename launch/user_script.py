@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,10 @@ _WITH_VALUE = re.compile(rf"-{_FLAGS}[WX]|--check-hash-based-pycs")
 #: Words without a script: a module, a command, standard input, or an interactive prompt.
 _NO_SCRIPT = re.compile(rf"-({_FLAGS}[mc].*|i)?", re.DOTALL)
 _MODULE = re.compile(rf"-({_FLAGS})m")
+#: The same, also with the module's name in this word.
+_MODULE_NAME = re.compile(rf"-{_FLAGS}m(.*)", re.DOTALL)
+#: Of a variable, in front of the command.
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 #: Code that prints the environment and the version of any Python.
 _VERSION_CODE = "import json, sys; print(json.dumps([sys.prefix, sys.version]))"
 #: Longest time for the answer, possibly from a network file system.
@@ -76,6 +81,32 @@ def script_word(command: Sequence[str]) -> str | None:
         return None
     _take_options(words)
     return words[0] if words and not words[0].startswith("-") else None
+
+
+def module_file(command: Sequence[str]) -> Path | None:
+    """Return the file that a command runs by ``python -m``, or ``None``.
+
+    It is looked for in the working directory and ``PYTHONPATH``, where the user's own modules are.
+    Nothing is imported.
+    """
+    words = list(itertools.dropwhile(_ASSIGNMENT.match, command))
+    if not words or not _PYTHON.fullmatch(os.path.basename(words.pop(0))):
+        return None
+    _take_options(words)
+    found = _MODULE_NAME.fullmatch(words[0]) if words else None
+    name = "" if found is None else found[1] or "".join(words[1:2])
+    if not name:
+        return None
+    for folder in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        package = os.path.join(folder, *name.split("."))
+        module = f"{package}.py"
+        # As in an import, a package precedes a module, and a folder without __init__.py follows it.
+        is_package = os.path.isfile(os.path.join(package, "__init__.py"))
+        if is_package or not os.path.isfile(module):
+            module = os.path.join(package, "__main__.py")
+        if os.path.isfile(module):
+            return Path(module)
+    return None
 
 
 def _take_options(words: list[str]) -> list[str]:

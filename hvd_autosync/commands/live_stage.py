@@ -38,6 +38,7 @@ def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> in
     from hvd_autosync.engine.mode import check_what_is_read
     from hvd_autosync.engine.training_context import training_context
     from hvd_autosync.reporting import closing_lines
+    from hvd_autosync.util.versions import other_versions
 
     why, known = why_kept(record), None
     try:
@@ -54,6 +55,8 @@ def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> in
         known = replace(known, settings={**known.settings, "judged_by": record.study_id})
         answer, trace = closing_lines(known, options.store)
         _say(f"its training was tuned in its own steps before (study {known.study_id}): {answer}")
+        for line in other_versions(known.versions):
+            _say(line)
         status = train_fixed(job, options, known, answer)
         _say(trace)
         return status

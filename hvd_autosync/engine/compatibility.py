@@ -19,6 +19,7 @@ from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.anonymous import is_anonymous
 from hvd_autosync.util.printable import shell_line
+from hvd_autosync.util.versions import MEASURED, other_versions
 
 
 def winner_for(study: StudyRecord, job: Job) -> Strategy:
@@ -121,6 +122,9 @@ def why_not_resumed(
         pairs = {name: (value, own.get(name)) for name, value in study.settings.items()}
         texts = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
         return f"has other settings ({'; '.join(texts) or 'of another version'})"
+    measured = {name: study.versions[name] for name in MEASURED if name in study.versions}
+    if apart := "; ".join(other_versions(measured)):
+        return f"was measured under other versions ({apart})"
     if study.space is None:
         return ""
     kept = without_choices(study.space, unwanted)

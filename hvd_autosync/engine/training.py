@@ -82,6 +82,7 @@ class RunReport(Record):
         steps: Steps of rank 0.
         fell_back: Whether the loss guard switched the run to exact steps.
         without_barrier: Whether ranks made steps without a barrier.
+        resumed: Whether an optimizer has loaded a checkpoint before the first step.
     """
 
     metric: Real | None = None
@@ -90,6 +91,7 @@ class RunReport(Record):
     steps: int = 0
     fell_back: bool = False
     without_barrier: bool = False
+    resumed: bool = False
 
     @classmethod
     def read(cls, folder: str) -> RunReport | None:

@@ -13,13 +13,15 @@ from hvd_autosync.study.loss_prediction import predict_losses
 from hvd_autosync.study.quality_trial import losses_of
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.util.versions import other_versions
 
 
 def training_context(study: StudyRecord, location: str | TraceStore | None) -> TrainingContext:
     """Return the training context from the finished study of a job and earlier ones of it.
 
     If the winner was reused from another study, or its lossy knobs were judged by one, that study's
-    losses are used too.
+    losses are used too. A step time that was measured under other versions of packages may not
+    apply here, so it is left out.
 
     Args:
         study: The study with the winner that the training uses.
@@ -27,6 +29,8 @@ def training_context(study: StudyRecord, location: str | TraceStore | None) -> T
     """
     conclusion = Conclusion.of(study)
     expected_s = conclusion.winner_s if conclusion is not None else 0.0
+    if any(other_versions(study.versions)):
+        expected_s = 0.0
     others = ("" if conclusion is None else conclusion.source, study.settings.get("judged_by", ""))
     keys = {study.job_key, *(key for each in others for key in source_key(each, location))}
     return TrainingContext(

@@ -54,6 +54,7 @@ from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
 from hvd_autosync.traces.owner import HEARTBEAT_S
 from hvd_autosync.traces.unsaved import take_unsaved
+from hvd_autosync.util.versions import other_versions
 
 #: A finished study of the same task is reused if the step times of the default differ by at most
 #: this factor.
@@ -164,9 +165,8 @@ def tune(
         unfit = why_not_in_place(feasible, fixed, unwanted)
         again = unfit or why_again(known, feasible, options)
         if not again or (options.reuse == "only" and not unfit):
-            listener.on_notice(
-                f"this job was tuned before: using the result of study {known.study_id}; {_AGAIN}"
-            )
+            found = f"this job was tuned before: using the result of study {known.study_id}"
+            listener.on_notice("; ".join([found, *other_versions(known.versions), _AGAIN]))
             return feasible
     if options.reuse == "only":
         raise ConfigurationError(

@@ -33,6 +33,8 @@ from hvd_autosync.util.printable import printable
 
 #: Exit statuses after SIGHUP, SIGINT, SIGKILL or SIGTERM; other nonzero ones are crashes.
 _STOPPED = frozenset({129, 130, 137, 143})
+#: A completed run with less than this share of the samples of the runs before was not a whole one.
+_WHOLE = 0.95
 #: Reason for a run with BSP only, although the search wants another share.
 _UNCOUNTED = (
     "BSP only, because no run could count its samples. Use a torch.utils.data.DataLoader with a "
@@ -49,12 +51,14 @@ class Plan:
         strategy: Its strategy.
         context: Its training context.
         number: Number of the run, from 1.
+        total: Samples of all the work; 0: unknown.
     """
 
     decision: NextShare
     strategy: Strategy
     context: TrainingContext
     number: int
+    total: int
 
 
 def search_settings(options: Options) -> SearchSettings:
@@ -95,7 +99,7 @@ def plan_run(job: Job, options: Options, store: TraceStore) -> Plan:
     if 0 < decision.share < 1 and not total:
         decision = NextShare(1.0, False, _UNCOUNTED)
     strategy = strategy_at(base, decision.share, total)
-    return Plan(decision, strategy, context, len(runs) + 1)
+    return Plan(decision, strategy, context, len(runs) + 1, total)
 
 
 def strategy_at(base: Strategy, share: float, total: int) -> Strategy:
@@ -133,7 +137,7 @@ def run_recurring(job: Job, options: Options) -> int:
     seconds = time.monotonic() - began
     run = record_of(job, next_run, ended, seconds)
     if run is None:
-        _say(f"run {next_run.number} is not counted: {_why_not(next_run, ended)}")
+        _say(f"run {next_run.number} is not counted: {_why_not(job, next_run, ended)}")
         return ended.status
     _say(_result(run, next_run.number))
     _say(_keep_run(run, job, options, store))
@@ -157,9 +161,9 @@ def _keep_run(run: RunRecord, job: Job, options: Options, store: TraceStore) -> 
 
 def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRecord | None:
     """Return the record of a run; ``None`` if the run does not count for its share."""
-    if _was_stopped(ended):
-        return None
     report = ended.report or RunReport()
+    if _was_stopped(ended) or report.resumed:
+        return None
     metric, source, status = math.nan, "script", "completed"
     if report.metric is not None:
         metric = report.metric
@@ -172,6 +176,8 @@ def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRec
     elif report.fell_back or not math.isfinite(metric):
         # After a fallback the final metric belongs to the exact strategy, not to this share.
         metric, status = math.nan, "diverged"
+    elif _is_part(plan, report):
+        return None
     return RunRecord(
         job.key,
         plan.number - 1,
@@ -202,13 +208,29 @@ def _was_tried(plan: Plan, report: RunReport) -> bool:
     return plan.decision.share == 1 or report.without_barrier
 
 
-def _why_not(plan: Plan, ended: RunOutcome) -> str:
+def _is_part(plan: Plan, report: RunReport) -> bool:
+    """Return whether a run has left out some of the work, as one from a checkpoint does."""
+    return 0 < report.samples < _WHOLE * plan.total
+
+
+def _why_not(job: Job, plan: Plan, ended: RunOutcome) -> str:
     if _was_stopped(ended):
         return "it was stopped"
+    if ended.report is not None and ended.report.resumed:
+        return (
+            "it went on from a checkpoint: an optimizer has loaded its state before the first "
+            "step, so it was no whole run. Only runs from the beginning count"
+        )
     if ended.report is not None and not _was_tried(plan, ended.report):
         return (
             "all of its steps were synchronous. A DistributedOptimizer with compression, groups or "
             "a process set always is, and other ones are until every rank has seen an epoch end"
+        )
+    if ended.report is not None and _is_part(plan, ended.report):
+        return (
+            f"it trained on {ended.report.samples} samples, and a whole run on {plan.total}. If "
+            "the job has become shorter, let its search begin again: hvd-autosync recurring "
+            f"{job.key} --forget"
         )
     return (
         "it reported no metric. Call hvd_autosync.outcome(metric) at the end of the script, and "

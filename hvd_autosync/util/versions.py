@@ -19,6 +19,8 @@ _PACKAGES = (
     "numpy",
     "scipy",  # optimizes their hyperparameters
 )
+#: The packages whose code trials measure.
+MEASURED = ("horovod", "torch")
 #: Name of the digest of the modules that choose the next trial. The version alone does not identify
 #: them between two releases.
 _SOURCES = "hvd-autosync's sources"

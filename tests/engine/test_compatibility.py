@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hvd_autosync.engine import compatibility
-from hvd_autosync.engine.compatibility import why_not_in_place
+from hvd_autosync.engine.compatibility import why_not_in_place, why_not_resumed
 from hvd_autosync.search_space import (
     HorovodBuild,
     SearchSpace,
@@ -16,7 +16,9 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import StudyRecord, StudyStatus
+from hvd_autosync.util.versions import deciding_versions
 
 BUILD = HorovodBuild("0.28.1", gloo=True, mpi=True, nccl=False)
 FIXED = ("controller", "cycle_time_ms", "cache_capacity")
@@ -46,3 +48,25 @@ def test_what_a_winner_has_moved_is_what_it_needs_from_the_start(
     study = StudyRecord("1", "", "", (), {}, {}, StudyStatus.FINISHED, None, space, None, winner)
     why = why_not_in_place(study, FIXED, {})
     assert why == (f"its winner needs {needed} from the start" if needed else "")
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({}, ""),
+        ({"torch": "0.1"}, "was measured under other versions (torch was 0.1, here it is "),
+        ({"horovod": "0.1"}, "was measured under other versions (horovod was 0.1, here it is "),
+        ({"scipy": "0.1", "hvd-autosync": "0.0", "hvd-autosync's sources": "0"}, ""),
+    ],
+)
+def test_a_study_is_resumed_under_the_versions_that_it_has_measured(
+    other: dict[str, str], why: str
+) -> None:
+    settings, versions = StudySettings(), {**deciding_versions(), **other}
+    running = StudyStatus.RUNNING
+    study = StudyRecord(
+        "1", "", "", (), settings.to_json(), versions, running, None, None, None, None
+    )
+    found = why_not_resumed(study, settings, (), {})
+    assert found.startswith(why) and bool(found) == bool(why)
+    assert why_not_resumed(replace(study, versions={}), settings, (), {}) == ""

@@ -523,6 +523,19 @@ def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPat
     assert live_job(begin) == JOB
 
 
+def test_the_helper_knows_the_script_that_the_flag_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that begins after a reset of an elastic job, when the script was edited."""
+    script = tmp_path / "train.py"
+    script.write_text("one")
+    job = replace(JOB, command=("python", str(script)), digests=())
+    monkeypatch.setenv(JOB_VARIABLE, json.dumps(job.to_json()))
+    script.write_text("two")
+    begin = {"hosts": ["a", "b"], "command": ["python", str(script)], "elastic": True}
+    assert live_job(begin).key == job.key != replace(job, digests=()).key
+
+
 def test_the_home_folder_is_the_same_for_flag_and_helper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,7 +212,9 @@ def test_a_training_that_was_tuned_live_starts_under_the_result(
     store = TraceStore(options.store)
     key = tuning_key(JOB, options, {}, record.winner)
     settings = {"judged_by": "deleted"}
-    found = store.create_study(job_key=key, command=(), settings=settings, versions={})
+    found = store.create_study(
+        job_key=key, command=(), settings=settings, versions={"torch": "0.1"}
+    )
     store.describe_task(found.study_id, record.task, space)
     outcome = Conclusion(space.default, "it won", "", 0.2).to_json()
     store.finish(found.study_id, StudyStatus.FINISHED, outcome, space.default)
@@ -222,7 +224,8 @@ def test_a_training_that_was_tuned_live_starts_under_the_result(
     assert commands.train_on(JOB, options, record, "it won") == 3
     assert trained.fixed == [found.study_id] and not trained.begun
     assert trained.judged_by == [record.study_id], "a fallback is recorded there"
-    assert f"(study {found.study_id})" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"(study {found.study_id})" in said and "torch was 0.1" in said
 
 
 @pytest.mark.parametrize("reuse", ["auto", "never"])

@@ -27,6 +27,7 @@ from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.util.versions import versions
 
 SPACE = SearchSpace((catalogue_knob("local_steps"),))
 SLOW = Strategy({"local_steps": 4})
@@ -115,3 +116,13 @@ def test_who_takes_over_a_winner_takes_over_what_its_losses_were(
         store.delete(source)
     known = training_context(store.study(study.study_id), location)
     assert known.loss_prediction.levels == pytest.approx([] if forgotten else [2.0] * 2, abs=0.01)
+
+
+def test_a_step_time_that_other_versions_had_is_not_expected(location: str) -> None:
+    store = TraceStore(location)
+    for versions_there, expected_s in ((versions(), 0.1), ({**versions(), "torch": "0.1"}, 0.0)):
+        study = store.create_study(job_key="job", command=(), settings={}, versions=versions_there)
+        conclusion = Conclusion(SPACE.default, "", "", 0.1)
+        store.finish(study.study_id, StudyStatus.FINISHED, conclusion.to_json(), SPACE.default)
+        known = training_context(store.study(study.study_id), location)
+        assert known.expected_step_s == expected_s

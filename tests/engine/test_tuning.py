@@ -89,6 +89,20 @@ def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) ->
     assert tune(job, only, listener, runner=runner).study_id == first.study_id
 
 
+def test_other_versions_of_a_result_are_named_where_it_is_used(tmp_path: Path) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options, listener = Options(store=str(tmp_path / "traces.db")), MagicMock()
+    store = TraceStore(options.store)
+    first = store.create_study(
+        job_key=tuning_key(job, options, {}), command=(), settings={}, versions={"torch": "0.1"}
+    )
+    winner = Strategy({"cycle_time_ms": 5.0})
+    store.finish(first.study_id, StudyStatus.FINISHED, {"reason": "it won"}, winner)
+    assert tune(job, options, listener).study_id == first.study_id
+    (notice,) = (call.args[0] for call in listener.on_notice.mock_calls)
+    assert f"study {first.study_id}; torch was 0.1, here it is " in notice
+
+
 def ended_by_the_guard(
     store: TraceStore, key: str, *, proven: Strategy | None = None, retune: bool = False
 ) -> str:

@@ -93,7 +93,59 @@ def test_the_key_follows_the_script_and_the_layout(tmp_path: Path) -> None:
     assert replace(first, hosts=(Host("a", 1), Host("b", 1))).key != before
     assert replace(first, held=(("cycle_time_ms", 2.0),)).key != before
     (tmp_path / "train.py").write_text("two")
-    assert first.key != before
+    assert replace(first, digests=()).key != before
+
+
+def test_a_job_keeps_its_key_when_its_script_is_edited(tmp_path: Path) -> None:
+    """Its ranks have loaded the script, also where another process reads the job later."""
+    first = job(tmp_path)
+    before, told = first.key, json.loads(json.dumps(first.to_json()))
+    (tmp_path / "train.py").write_text("two")
+    edited = Job(first.options, first.command, first.hosts)
+    assert first.key == Job.from_json(told).key == before != edited.key
+    assert first.on((Host("a", 1),)).digests == first.digests
+    del told["digests"]  # as an earlier version wrote it
+    assert Job.from_json(told).key == edited.key
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (("python", "-m", "package.module"), "package/module.py"),
+        (("python3", "-u", "-m", "package.module", "--lr", "1"), "package/module.py"),
+        (("/usr/bin/python", "-Bm", "package"), "package/__main__.py"),
+        (("LR=1", "python", "-W", "error", "-mpackage.module"), "package/module.py"),
+        (("python", "-m", "alone"), "alone.py"),
+        (("python", "-m", "elsewhere.module"), "sources/elsewhere/module.py"),
+    ],
+)
+def test_the_key_follows_the_file_of_a_module(
+    words: tuple[str, ...], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"absent:{tmp_path}/sources")
+    for name in (
+        "alone.py",
+        "alone/__main__.py",  # no package, which the module precedes
+        "package.py",  # preceded by the package
+        "package/__init__.py",
+        "package/__main__.py",
+        "package/module.py",
+        "sources/elsewhere/module.py",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("raise SystemExit('imported')")
+
+    def key() -> str:
+        return Job(("-np", "2"), words, (Host("a", 2),)).key
+
+    changed, before = set(), key()
+    for path in tmp_path.rglob("*.py"):
+        path.write_text("edited")
+        if key() != before:
+            changed.add(str(path.relative_to(tmp_path)))
+        before = key()
+    assert changed == {file}
 
 
 def test_the_key_knows_no_difference_between_a_path_and_a_link_to_it(
@@ -109,7 +161,7 @@ def test_the_key_knows_no_difference_between_a_path_and_a_link_to_it(
     first = Job(("-np", "2"), ("python", "train.py", "--data", "other"), (Host("a", 2),))
 
     def key(*command: str) -> str:
-        return replace(first, command=command).key
+        return replace(first, command=command, digests=()).key
 
     scripts = ["./train.py", f"{home}/train.py", f"{tmp_path}/link/train.py", "newest.py"]
     assert {key("python", script, "--data", "other") for script in scripts} == {first.key}
@@ -129,7 +181,7 @@ def test_a_python_that_is_a_link_itself_belongs_to_the_environment_of_the_link(
         (tmp_path / name).mkdir()
         (tmp_path / name / "python").symlink_to("/bin/sh")
     keys = {
-        replace(first, command=(f"{tmp_path}/{name}/python", first.command[1])).key
+        replace(first, command=(f"{tmp_path}/{name}/python", first.command[1]), digests=()).key
         for name in ("one", "two")
     }
     assert len(keys) == 2
@@ -164,19 +216,36 @@ def test_the_key_does_not_tell_a_value_to_who_has_not_the_users_key(
 ) -> None:
     """The same line is the same job for one user; another's, or a guess, has another key."""
     plain = job(tmp_path)
-    secret = replace(plain, command=(*plain.command, "--token", "hunter2"))
-    keys = {plain.key, secret.key, replace(plain, command=(*plain.command, "--token", "x")).key}
+
+    def with_token(value: str) -> Job:
+        return replace(plain, command=(*plain.command, "--token", value), digests=())
+
+    secret = with_token("hunter2")
+    keys = {plain.key, secret.key, with_token("x").key}
     assert len(keys) == 3 and secret.key in keys
     monkeypatch.setattr(masking, "_key", lambda: b"another")
     assert secret.key not in keys and plain.key in keys
 
 
-def test_a_job_without_a_masked_word_has_the_key_that_it_always_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python", "train.py", "--epochs", "3", "--model", "resnet50"),
+        ("python", "train.py", "-m", "own"),
+        ("python", "-c", "pass", "-m", "own"),
+        ("python", "-m", "torch.distributed.run", "train.py"),
+        ("bash", "-m", "own"),
+        ("python", "-m"),
+        ("python",),
+        (),
+    ],
+)
+def test_a_job_without_a_masked_word_or_own_module_has_the_key_that_it_always_had(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("one")
-    command = ("python", "train.py", "--epochs", "3", "--model", "resnet50")
+    Path("own.py").write_text("")
     own = Job(("-np", "2", "--gloo"), command, (Host("a", 2),), "gloo")
     digests = [hashlib.sha256(b"one").hexdigest() if w == "train.py" else "" for w in command]
     identity = [

@@ -74,6 +74,25 @@ def test_each_run_tries_the_next_share(
     assert "abc" not in " ".join(kept[0].command)
 
 
+def test_a_run_is_one_of_the_script_that_it_has_run(
+    monkeypatch: pytest.MonkeyPatch, options: Options, tmp_path: Path
+) -> None:
+    """The script may be edited while it trains."""
+    script = tmp_path / "train.py"
+    script.write_text("one")
+    job = Job(("-np", "2"), ("python", str(script)), (Host("localhost", 2),))
+    key = job.key
+
+    def train(*args: object, **keywords: object) -> RunOutcome:
+        script.write_text("two")
+        return came_to(0.9)
+
+    monkeypatch.setattr(recurring_runs, "run_training", train)
+    run_recurring(job, options)
+    assert {each.job_key for each in TraceStore(options.store).runs()} == {key}
+    assert plan_run(replace(job, digests=()), options, TraceStore(options.store)).number == 1
+
+
 def test_other_knobs_are_the_winners_of_before_and_stay(
     monkeypatch: pytest.MonkeyPatch, options: Options
 ) -> None:
@@ -193,6 +212,50 @@ def test_a_share_that_was_not_tried_is_not_counted(
     assert trainings.strategies[1] == trainings.strategies[2] != Strategy()
     assert [run.share for run in TraceStore(options.store).runs(JOB.key)] == [1.0]
     assert "not counted: all of its steps were synchronous" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_run_from_a_checkpoint_is_not_counted(
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rest = RunReport(0.9, 0.5, 160, 10, without_barrier=True, resumed=True)
+    trainings = Trainings(monkeypatch, RunOutcome(status, report=rest), came_to(0.9))
+    assert run_recurring(JOB, options) == status
+    assert "run 1 is not counted: it went on from a checkpoint" in capsys.readouterr().err
+    run_recurring(JOB, options)
+    assert trainings.strategies == [Strategy()] * 2
+    (run,) = TraceStore(options.store).runs(JOB.key)
+    assert run.samples == 960
+
+
+@pytest.mark.parametrize(("samples", "counted"), [(960, True), (930, True), (900, False)])
+def test_a_run_with_fewer_samples_than_the_work_is_not_counted(
+    samples: int,
+    counted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A checkpoint may have had no state of an optimizer."""
+    Trainings(monkeypatch, came_to(0.9), came_to(0.9, samples=samples))
+    run_recurring(JOB, options)
+    run_recurring(JOB, options)
+    assert len(TraceStore(options.store).runs(JOB.key)) == 1 + counted
+    said = capsys.readouterr().err
+    assert ("it trained on 900 samples, and a whole run on 960" in said) is not counted
+    assert (f"hvd-autosync recurring {JOB.key} --forget" in said) is not counted
+
+
+def test_a_divergence_that_ends_early_is_counted(options: Options) -> None:
+    store = TraceStore(options.store)
+    whole = record_of(JOB, plan_run(JOB, options, store), came_to(0.9), 1.0)
+    assert whole is not None
+    store.keep_run(whole)
+    run = record_of(JOB, plan_run(JOB, options, store), came_to(math.nan, samples=100), 1.0)
+    assert run is not None and run.status == "diverged"
 
 
 def test_a_metric_that_is_no_number_is_a_divergence(options: Options) -> None:

@@ -96,7 +96,7 @@ def distribute(
             sync.chosen = True
     if any(each is not None for each in _watchers()):
         _add_timing(type(distributed), adasum=by_adasum(arguments))
-    for each in (current.run, current.live):
+    for each in (current.run, current.live, current.run_summary):
         if each is not None:
             each.optimizer_created(distributed, owned)
     return distributed

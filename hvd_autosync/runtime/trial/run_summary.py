@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -50,6 +50,8 @@ class RunSummary:
         self.fell_back = False
         #: Whether ranks have made a step without a barrier.
         self.without_barrier = False
+        #: Whether the script has gone on from a checkpoint.
+        self._resumed = False
         self._written = clock()
         #: Rank and number of ranks; known once Horovod is initialized, also after its shutdown.
         self._rank: int | None = None
@@ -62,6 +64,22 @@ class RunSummary:
 
     def at_sync_point(self, why: SyncPoint) -> None:
         """Do nothing; see :attr:`replicas_in_sync`."""
+
+    def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
+        """The script has wrapped an optimizer."""
+        # Before the hook of a strategy optimizer, which may put another state in its place.
+        optimizer.register_load_state_dict_pre_hook(self._on_load, prepend=True)
+
+    def _on_load(self, optimizer: Any, state_dict: Mapping[str, Any]) -> None:
+        """An optimizer is about to load a state; one before the first step is of a checkpoint.
+
+        Its own state is none: rank 0 may load that again when it was broadcast.
+        """
+        if self._steps:
+            return
+        own = {id(each) for each in optimizer.state.values()}
+        states = [each for each in state_dict.get("state", {}).values() if id(each) not in own]
+        self._resumed = self._resumed or _have_stepped(states)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
@@ -91,6 +109,7 @@ class RunSummary:
             "steps": self._steps,
             "fell_back": self.fell_back,
             "without_barrier": self.without_barrier,
+            "resumed": self._resumed,
         }
         path = Path(self._folder, OUTCOME_FILE)
         new = path.with_name(f"{path.name}.new")
@@ -126,3 +145,12 @@ class RunSummary:
         if not count:
             return None
         return math.fsum(float(total) for total, _ in self._windows) / count
+
+
+def _have_stepped(states: Sequence[Any]) -> bool:
+    """Return whether an optimizer with these states of parameters has made a step.
+
+    A new one has no states, or some that have counted no step.
+    """
+    counts = [each["step"] for each in states if isinstance(each, Mapping) and "step" in each]
+    return any(float(count) > 0 for count in counts) if counts else bool(states)

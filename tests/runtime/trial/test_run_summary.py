@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setu
 
 from hvd_autosync.runtime import current  # noqa: E402
 from hvd_autosync.runtime.measure.losses import Losses  # noqa: E402
+from hvd_autosync.runtime.optimizer import optimizer as optimizer_module  # noqa: E402
 from hvd_autosync.runtime.trial import run_summary as run_summary  # noqa: E402
 from hvd_autosync.runtime.trial.run_summary import RunSummary  # noqa: E402
 from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE  # noqa: E402
@@ -99,6 +102,84 @@ def test_a_loss_that_is_no_number_is_recorded(training: Training) -> None:
     training.steps(3, loss=float("nan"))
     training.run_summary.write()
     assert training.said()["loss"] != training.said()["loss"]
+
+
+def wrapped() -> Any:
+    class Wrapped(torch.optim.Adam):
+        """In place of what Horovod makes of the script's optimizer."""
+
+        def synchronize(self) -> None:
+            """Nothing to wait for."""
+
+    return optimizer_module.DistributedOptimizer(Wrapped(torch.nn.Linear(2, 1).parameters()))
+
+
+def stepped() -> Any:
+    """A wrapped optimizer that has made a step, as :func:`broadcast_optimizer_state` does."""
+    made = wrapped()
+    for group in made.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    torch.optim.Adam.step(made)
+    return made
+
+
+def from_a_checkpoint(training: Training) -> None:
+    wrapped().load_state_dict(stepped().state_dict())
+
+
+def without_counters(training: Training) -> None:
+    """As of SGD with momentum."""
+    state = {0: {"momentum_buffer": torch.ones(1, 2)}}
+    wrapped().load_state_dict({**wrapped().state_dict(), "state": state})
+
+
+def of_a_new_optimizer(training: Training) -> None:
+    wrapped().load_state_dict(wrapped().state_dict())
+
+
+def that_has_counted_no_step(training: Training) -> None:
+    """As of Adagrad, which has states from the start."""
+    state = {0: {"step": torch.tensor(0.0), "sum": torch.zeros(1, 2)}}
+    wrapped().load_state_dict({**wrapped().state_dict(), "state": state})
+
+
+def its_own(training: Training) -> None:
+    """``load_state_dict(broadcast_object(state_dict()))`` after ``broadcast_optimizer_state()``."""
+    made = stepped()
+    made.load_state_dict(made.state_dict())
+
+
+def after_a_step(training: Training) -> None:
+    """As where a script returns to its best epoch."""
+    made = wrapped()
+    training.steps(1)
+    made.load_state_dict(copy.deepcopy(stepped().state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("load", "resumed"),
+    [
+        (from_a_checkpoint, True),
+        (without_counters, True),
+        (of_a_new_optimizer, False),
+        (that_has_counted_no_step, False),
+        (its_own, False),
+        (after_a_step, False),
+    ],
+)
+def test_a_state_that_is_loaded_before_the_first_step_is_a_checkpoint(
+    load: Callable[[Training], None],
+    resumed: bool,
+    training: Training,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(optimizer_module, "_horovods_own", lambda own, named, **_: own)
+    monkeypatch.setattr(current, "run_summary", training.run_summary)
+    load(training)
+    training.steps(3)
+    training.run_summary.write()
+    assert training.said()["resumed"] is resumed
 
 
 def test_outside_of_recurring_jobs_nothing_happens() -> None:
