@@ -20,7 +20,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,16 @@ def blocks_of(page: Path) -> list[Block]:
 ALL = {page: blocks_of(page) for page in PAGES}
 
 
-def _names(pages: list[Path]) -> list[Any]:
-    return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in pages]
+def _names(pages: list[Path], wide: Collection[str] = ()) -> list[Any]:
+    """Parameters for pages; those with one of these names are part of a matrix."""
+    return [
+        pytest.param(
+            page,
+            id=page.relative_to(ROOT).as_posix(),
+            marks=[pytest.mark.wide] * (page.stem in wide),
+        )
+        for page in pages
+    ]
 
 
 @pytest.mark.parametrize("page", _names(PAGES))
@@ -387,11 +395,13 @@ def _is_run(block: Block) -> bool:
 
 
 RUN = [page for page in PAGES if any(map(_is_run, ALL[page]))]
+#: Pages that tune or train for a minute each; what they show is tested elsewhere, too.
+LONG = ("extending", "local-steps", "notebooks", "protocols", "traces")
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.parametrize("page", _names(RUN))
+@pytest.mark.parametrize("page", _names(RUN, LONG))
 def test_blocks_run(page: Path, reader: Reader) -> None:
     for block in ALL[page]:
         if block.title or _is_run(block):
