@@ -232,7 +232,7 @@ def test_the_key_does_not_tell_a_value_to_who_has_not_the_users_key(
     [
         ("python", "train.py", "--epochs", "3", "--model", "resnet50"),
         ("python", "train.py", "-m", "own"),
-        ("python", "-c", "pass", "-m", "own"),
+        ("python", "-c", "0", "-m", "own"),
         ("python", "-m", "torch.distributed.run", "train.py"),
         ("bash", "-m", "own"),
         ("python", "-m"),
@@ -244,6 +244,7 @@ def test_a_job_without_a_masked_word_or_own_module_has_the_key_that_it_always_ha
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     Path("train.py").write_text("one")
     Path("own.py").write_text("")
     own = Job(("-np", "2", "--gloo"), command, (Host("a", 2),), "gloo")

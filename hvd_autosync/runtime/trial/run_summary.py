@@ -25,6 +25,8 @@ from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE
 
 #: Windows of losses at the end whose mean substitutes for a metric that the script does not report.
 _LAST_WINDOWS = 4
+#: How optimizers count their steps.
+_NUMBERS = (int, float, torch.Tensor)
 #: Seconds between two writes.
 _EVERY_S = 5.0
 
@@ -152,5 +154,6 @@ def _have_stepped(states: Sequence[Any]) -> bool:
 
     A new one has no states, or some that have counted no step.
     """
-    counts = [each["step"] for each in states if isinstance(each, Mapping) and "step" in each]
-    return any(float(count) > 0 for count in counts) if counts else bool(states)
+    entries = [each.get("step") for each in states if isinstance(each, Mapping)]
+    counts = [torch.as_tensor(each) for each in entries if isinstance(each, _NUMBERS)]
+    return any(bool(count.gt(0).any()) for count in counts) if counts else bool(states)

@@ -104,14 +104,15 @@ def test_a_loss_that_is_no_number_is_recorded(training: Training) -> None:
     assert training.said()["loss"] != training.said()["loss"]
 
 
-def wrapped() -> Any:
-    class Wrapped(torch.optim.Adam):
+def wrapped(kind: Any = torch.optim.Adam) -> Any:
+    class Wrapped(kind):
         """In place of what Horovod makes of the script's optimizer."""
 
         def synchronize(self) -> None:
             """Nothing to wait for."""
 
-    return optimizer_module.DistributedOptimizer(Wrapped(torch.nn.Linear(2, 1).parameters()))
+    own = Wrapped(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    return optimizer_module.DistributedOptimizer(own)
 
 
 def stepped() -> Any:
@@ -131,7 +132,8 @@ def from_a_checkpoint(training: Training) -> None:
 def without_counters(training: Training) -> None:
     """As of SGD with momentum."""
     state = {0: {"momentum_buffer": torch.ones(1, 2)}}
-    wrapped().load_state_dict({**wrapped().state_dict(), "state": state})
+    made = wrapped(torch.optim.SGD)
+    made.load_state_dict({**made.state_dict(), "state": state})
 
 
 def of_a_new_optimizer(training: Training) -> None:
