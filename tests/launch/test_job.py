@@ -231,10 +231,8 @@ def test_the_key_does_not_tell_a_value_to_who_has_not_the_users_key(
     "command",
     [
         ("python", "train.py", "--epochs", "3", "--model", "resnet50"),
-        ("python", "train.py", "-m", "own"),
         ("python", "-c", "0", "-m", "own"),
         ("python", "-m", "torch.distributed.run", "train.py"),
-        ("bash", "-m", "own"),
         ("python", "-m"),
         ("python",),
         (),

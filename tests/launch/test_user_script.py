@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.launch.user_script import script_word, user_script
+from hvd_autosync.launch.user_script import module_file, script_word, user_script
 
 PYTHON = sys.executable
 
@@ -112,3 +112,19 @@ def test_another_python_in_the_same_folder_is_another(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python3.11"))
     with pytest.raises(ConfigurationError, match="python3, which is not the Python"):
         user_script([str(tmp_path / "python3"), "train.py"])
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("python -m own", Path("own.py")),
+        ("python train.py -m own", None),
+        ("bash -m own", None),
+        ("python -m nowhere", None),
+    ],
+)
+def test_the_file_of_a_module_is_that_of_the_interpreters_option(
+    words: str, found: Path | None
+) -> None:
+    Path("own.py").write_text("")
+    assert module_file(words.split()) == found
