@@ -19,6 +19,7 @@ from hvd_autosync.learner import BayesianLearner, Observation
 from hvd_autosync.learner.registry import learner_spec
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialSpec
 from hvd_autosync.study.decision import Decision, TrialRequest
+from hvd_autosync.study.resumed import repeated_defaults
 from hvd_autosync.study.study import AskTellStudy, counted, problem_of
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
@@ -162,11 +163,16 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
             return TrialRequest(Strategy(), "default")
         return Decision(problem, settings, learner, seen).next()
 
+    repeated = repeated_defaults(trials)
     for index, trial in enumerate(trials):
         recorded = space.complete(trial.strategy)
         if trial.kind not in _ASKED_BY_US:
             note = f"{trial.kind!r} is a trial of another learner"
             yield Check(trial.number, trial.kind, recorded, None, True, note=note)
+            continue
+        if trial.number in repeated:
+            note = "the default was measured again, because the study had rested"
+            yield Check(trial.number, trial.kind, recorded, recorded, True, note=note)
             continue
         again = asked_at(index, trial.asked_at)
         if isinstance(again, Conclusion):

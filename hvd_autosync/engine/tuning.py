@@ -20,8 +20,9 @@ from hvd_autosync.engine.cluster import links_of
 from hvd_autosync.engine.compatibility import why_again, why_not_in_place, why_not_resumed
 from hvd_autosync.engine.live_stage import task_and_space_under
 from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.reuse import of_same_task
 from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
-from hvd_autosync.errors import ConfigurationError, StoreError, TraceFormatError
+from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
@@ -38,6 +39,7 @@ from hvd_autosync.search_space import (
     Task,
     TrialResult,
     TrialSpec,
+    TrialStatus,
     build_space,
     restrict_space,
 )
@@ -48,6 +50,7 @@ from hvd_autosync.search_space.sync_plan import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study.fallbacks import excluded_strategies, fallback_line, without_excluded
 from hvd_autosync.study.forecast import Forecast, forecast
+from hvd_autosync.study.resumed import has_rested
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.unfit import why_unfit
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
@@ -56,9 +59,6 @@ from hvd_autosync.traces.owner import HEARTBEAT_S
 from hvd_autosync.traces.unsaved import take_unsaved
 from hvd_autosync.util.versions import other_versions
 
-#: A finished study of the same task is reused if the step times of the default differ by at most
-#: this factor.
-_SAME_SPEED = 1.3
 _AGAIN = "to tune again: --autosync-reuse never"
 #: Maximum number of trials before confirmation if a job is tuned again, because of drift or because
 #: the loss guard abandoned its winner.
@@ -291,6 +291,8 @@ class _Tuning:
                 remeasure=self._options.reuse == "never" or study.settings.retune,
             )
         if default is not None:
+            if has_rested(study.history):
+                default = self._default_again(study) or default
             self._after_default(study, default, new=self._describe(study, default))
         while study.conclusion is None:
             stop_if_asked()
@@ -311,6 +313,23 @@ class _Tuning:
         assert conclusion is not None, "a study without further requests has a conclusion"
         self._listener.on_study_end(study, conclusion)
         return study.record
+
+    def _default_again(self, study: AskTellStudy) -> TrialResult | None:
+        """Measure the default of a study that has rested; ``None`` if no minutes are left for it.
+
+        Raises:
+            DefaultTrialError: The job fails now. The study can be resumed.
+        """
+        trial = study.ask_default()
+        result = self._run_trial(study, trial)
+        study.tell(trial, result)
+        self._listener.on_trial_end(study, trial, result)
+        if result.status is TrialStatus.CUT_SHORT and result.step_time is None:
+            return None
+        error = why_unfit(result, study.settings, study.record.space, pays=True)
+        if error is not None:
+            raise error
+        return result
 
     def _run_trial(self, study: AskTellStudy, trial: Trial) -> TrialResult:
         self._listener.on_trial_start(study, trial)
@@ -400,37 +419,14 @@ class _Tuning:
         return Task(model, resources), space
 
     def _reuse(self, study: AskTellStudy, default_s: float) -> None:
-        """Reuse the winner of a finished study of the same task, if the default is as fast."""
-        task = study.record.task
-        assert task is not None, "it was just described"
-        known = self._store.find_finished_task(task.fingerprint, study.space.key)
-        try:
-            earlier = Conclusion.of(known) if known else None
-        except TraceFormatError as error:  # it may be of another job
-            self._listener.on_notice(f"{error.message}; its winner is not reused")
-            return
-        if known is None or earlier is None or known.drift or known.fallbacks:
-            return
-        if not task.model.parameters:
-            return  # without a profile, all jobs on this cluster would match
-        if not study.space.is_exact(earlier.winner):
-            return  # it was judged by the losses of another training
-        if not 1 / _SAME_SPEED <= earlier.default_s / default_s <= _SAME_SPEED:
-            return
-        self._listener.on_notice(
-            f"using the result of study {known.study_id}, which tuned the same model on the same "
-            f"cluster; {_AGAIN}"
-        )
-        study.finish(
-            Conclusion(
-                earlier.winner,
-                f"study {known.study_id} found it for the same model and cluster",
-                "this task was tuned before",
-                default_s,
-                earlier.comparisons,
-                source=earlier.source or known.study_id,
+        """End a study with the winner of a finished one of the same task, if there is one."""
+        found = of_same_task(self._store, study.record, default_s, self._listener.on_notice)
+        if found is not None:
+            self._listener.on_notice(
+                f"using the result of study {found.source}, which tuned the same model on the same "
+                f"cluster; {_AGAIN}"
             )
-        )
+            study.finish(found)
 
 
 def _whole_rounds(strategy: Strategy, steps: int) -> int:

@@ -23,6 +23,7 @@ from hvd_autosync.study.noninferiority import MOST_JUDGED
 from hvd_autosync.study.quality import QualityCheck, Verdict
 from hvd_autosync.study.quality_trial import QualityTrial, enough_steps
 from hvd_autosync.study.related_studies import RELATED, observations_of
+from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.stage_budget import explored, turn_to_explore
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
@@ -72,7 +73,7 @@ class Decision:
         self._problem, self._space = replace(problem, steps=steps), problem.space
         self._settings = settings
         self._learner = learner
-        self._trials = trials
+        self._trials = at_one_speed(trials)
         self._budget = Budget(settings, trials)
 
     def next(self) -> TrialRequest | Conclusion:

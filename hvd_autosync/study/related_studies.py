@@ -12,6 +12,7 @@ from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Source
 from hvd_autosync.learner.similarity import similarity
 from hvd_autosync.search_space import SearchSpace, Task
+from hvd_autosync.study.resumed import at_one_speed, superseded_defaults
 from hvd_autosync.traces import TraceStore, TrialRecord
 
 #: Key in a trial's info: the related studies that were used, with their similarities.
@@ -94,11 +95,15 @@ def subsample(observations: Sequence[Observation]) -> list[Observation]:
 def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[Observation]:
     """Return the observations of the finished ``trials``; failed ones have no step time.
 
-    The unchanged job is left out if restrictions exclude it from the space.
+    All step times are as of the last default trial; of its repetitions only the last counts. The
+    unchanged job is left out if restrictions exclude it from the space.
     """
     observations = []
-    for trial in trials:
+    superseded = superseded_defaults(trials)
+    for trial in at_one_speed(trials):
         strategy = space.complete(trial.strategy)
+        if trial.number in superseded:
+            continue
         if trial.result is not None and (strategy or not space.dimension):
             time_s = trial.result.step_time
             values = (time_s.mean_s, time_s.standard_error_s) if time_s else (None, 0.0)

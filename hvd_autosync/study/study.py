@@ -236,7 +236,28 @@ class AskTellStudy:
         if bayesian and wanted.kind == "model" and not self._fits_kept:
             keep_fits(self._store, self.problem)
             self._fits_kept = True
-        number = self._store.ask(self.study_id, wanted.strategy, wanted.kind, info)
+        return self._asked(replace(wanted, info=info))
+
+    def ask_default(self) -> Trial:
+        """Return one more trial of the default, and commit it to the store.
+
+        A study that has rested goes on with it (:mod:`hvd_autosync.study.resumed`).
+
+        Raises:
+            StudyError: There is no default trial with a result to repeat.
+            NotOwnerError: Another driver has taken the study over.
+            StoreError: The store cannot be written.
+        """
+        told = [t for t in self.history if t.kind == "default" and t.result is not None]
+        if not told:
+            raise StudyError(
+                f"study {self.study_id} has not measured its default yet", hint="Call ask() first."
+            )
+        return self._asked(TrialRequest(told[-1].strategy, "default"))
+
+    def _asked(self, wanted: TrialRequest) -> Trial:
+        """Commit a trial to the store."""
+        number = self._store.ask(self.study_id, wanted.strategy, wanted.kind, wanted.info)
         self._mine[number] = time.monotonic()
         _LOG.debug("trial %d (%s): %s", number, wanted.kind, dict(wanted.strategy))
         return Trial(number, wanted.kind, wanted.strategy, wanted.steps, wanted.seed)

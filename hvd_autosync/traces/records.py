@@ -146,14 +146,15 @@ class TrialRecord(Record):
 
 
 def default_result(trials: Sequence[TrialRecord]) -> TrialResult | None:
-    """Return the result of the last default trial that has one; else the result of the first trial.
+    """Return the result of the last default trial that was measured, else of the last that ended.
 
-    There can be several default trials: one that was lost with its driver is repeated, and if
-    restrictions exclude the job's own strategy, the default is another one. An imported log has
-    none.
+    There can be several default trials: one that was lost with its driver is repeated, so is that
+    of a study that has rested, and if restrictions exclude the job's own strategy, the default is
+    another one. An imported log has none: then it is the result of the first trial.
     """
     told = [t.result for t in trials if t.kind == "default" and t.result is not None]
-    return told[-1] if told else trials[0].result if trials else None
+    measured = [result for result in told if result.step_time is not None]
+    return (measured or told)[-1] if told else trials[0].result if trials else None
 
 
 def timestamp(moment: datetime | None = None) -> str:

@@ -15,7 +15,7 @@ from hvd_autosync.engine.compatibility import why_again
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune
-from hvd_autosync.errors import ShortJobError, StoreError
+from hvd_autosync.errors import DefaultTrialError, ShortJobError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.search_space import (
@@ -495,3 +495,36 @@ def test_a_result_that_a_locked_store_did_not_take_is_not_lost(tmp_path: Path) -
     (trial,) = store.trials(study.study_id)
     assert trial.result == measured and not kept.exists()
     assert "taken the result of trial 0" in listener.on_notice.mock_calls[-1].args[0]
+
+
+@pytest.mark.parametrize(("rested", "now_s"), [(False, 0.1), (True, 0.2), (True, None)])
+def test_a_study_that_has_rested_measures_the_default_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rested: bool, now_s: float | None
+) -> None:
+    """Its limits, too, are those of this day; a job that fails now leaves the study resumable."""
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options, store = Options(store=str(tmp_path / "traces.db")), TraceStore(tmp_path / "traces.db")
+
+    def result(step_s: float) -> TrialResult:
+        rank = RankReport(0, "a", (step_s,) * 30)
+        return TrialResult(TrialStatus.COMPLETED, ranks=(rank,), setup_s=1.0, total_s=4.0)
+
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = [result(0.1), result(0.1), Launched]  # the first probes the links
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    (study,) = store.studies()
+    store.let_go(study.study_id)
+
+    monkeypatch.setattr(tuning, "has_rested", lambda trials: rested)
+    failed = TrialResult(TrialStatus.CRASHED, "no such file: data.bin", exit_status=1)
+    again = [failed if now_s is None else result(now_s)] * rested
+    runner.run.side_effect = [*again, Launched]
+    with pytest.raises(Launched if now_s else DefaultTrialError):
+        tune(job, options, listener, runner=runner)
+    trials = store.trials(study.study_id)
+    assert [t.kind for t in trials if t.result] == ["default"] * (1 + rested)
+    assert store.study(study.study_id).status is StudyStatus.RUNNING
+    if now_s is not None:
+        (_, limits, _) = runner.run.call_args.args
+        assert replace(limits, total_s=0) == replace(Limits.from_default(result(now_s)), total_s=0)

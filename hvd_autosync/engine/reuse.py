@@ -1,0 +1,53 @@
+"""Results of finished studies of the same task, which a new study takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hvd_autosync.errors import TraceFormatError
+from hvd_autosync.study.values import Conclusion
+from hvd_autosync.traces import StudyRecord, TraceStore
+
+#: A finished study of the same task is reused if the step times of the default differ by at most
+#: this factor.
+_SAME_SPEED = 1.3
+
+
+def of_same_task(
+    store: TraceStore, study: StudyRecord, default_s: float, on_notice: Callable[[str], None]
+) -> Conclusion | None:
+    """Return the conclusion that a finished study of the same task has for this one.
+
+    Args:
+        store: The store of both.
+        study: The study; its task and space are set.
+        default_s: Step time of its default, seconds.
+        on_notice: Receives a line about a study that cannot be read.
+
+    Returns:
+        ``None`` if no such study is known, or its winner may be wrong for this job.
+    """
+    task, space = study.task, study.space
+    assert task is not None and space is not None, "the default trial has ended"
+    known = store.find_finished_task(task.fingerprint, space.key)
+    try:
+        earlier = Conclusion.of(known) if known else None
+    except TraceFormatError as error:  # it may be of another job
+        on_notice(f"{error.message}; its winner is not reused")
+        return None
+    if known is None or earlier is None or known.drift or known.fallbacks:
+        return None
+    if not task.model.parameters:
+        return None  # without a profile, all jobs on this cluster would match
+    if not space.is_exact(earlier.winner):
+        return None  # it was judged by the losses of another training
+    if not 1 / _SAME_SPEED <= earlier.default_s / default_s <= _SAME_SPEED:
+        return None
+    return Conclusion(
+        earlier.winner,
+        f"study {known.study_id} found it for the same model and cluster",
+        "this task was tuned before",
+        default_s,
+        earlier.comparisons,
+        source=earlier.source or known.study_id,
+    )
