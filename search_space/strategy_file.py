@@ -58,9 +58,15 @@ def read_strategy(document: Mapping[str, Any]) -> tuple[Strategy, Classes]:
     """Return the strategy and the classes of parameters of a parsed file.
 
     Raises:
-        SpaceError: A table, knob or class is unknown, a value is outside its knob's domain, a
-            knob's condition does not hold, or a class has knobs but no parameters.
+        SpaceError: The document is empty, a table, knob or class is unknown, a value is outside its
+            knob's domain, a knob's condition does not hold, or a class has knobs but no parameters.
     """
+    if not document:  # such as the output of a command that failed
+        raise SpaceError(
+            "the strategy file sets no knob",
+            hint="Write it again, as with hvd-autosync show STUDY --take winner; for the unchanged "
+            "job leave the table [knobs] empty.",
+        )
     unknown = sorted(set(document) - {"knobs", "classes"})
     if unknown:
         raise SpaceError(

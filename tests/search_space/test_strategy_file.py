@@ -59,6 +59,7 @@ def test_it_says_what_knobs_do() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        ("", "sets no knob"),
         ("[knob]\nbuckets = 4", "'knob'"),
         ("knobs = 4", "'knobs' is not a table"),
         ("[knobs]\nspeed = 11", "unknown knob 'speed'"),
