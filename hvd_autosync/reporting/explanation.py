@@ -33,6 +33,7 @@ from hvd_autosync.reporting.words import (
     speedup_text,
 )
 from hvd_autosync.search_space import SearchSpace, Strategy, every_knob
+from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.study.fallbacks import fallback_line
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.study import problem_of
@@ -222,7 +223,7 @@ def _recipe(
         yield Section("Without hvd_autosync", ("Run the job unchanged.",))
         return
     found = recipe(study, study.winner)
-    title = "Without tuning" if found.file else "Without hvd_autosync"
+    title = "Without tuning" if beyond_horovod(study.winner) else "Without hvd_autosync"
     take = ""
     if found.file and store_option is not None:
         take = _take(study.study_id, WINNER, store_option)

@@ -96,6 +96,19 @@ def test_verdicts_of_a_shared_study_have_no_losses(
     assert not [line for line in lines if "loss " in line]
 
 
+def test_a_shared_study_exports_no_class_of_parameters(
+    tmp_path: Path, judged: tuple[AskTellStudy, SearchSpace]
+) -> None:
+    shared, trials = anonymous(judged[0].record, judged[0].history)
+    store = TraceStore(tmp_path / "shared.db")
+    store.add([(shared, trials)])
+    with pytest.raises(StudyError, match="class of parameters 'large', but the trace is") as wrong:
+        exported_strategy(store, shared, "1")
+    assert "hvd-autosync traces import" in wrong.value.hint
+    text = exported_strategy(store, shared, "winner")
+    assert "buckets = 0" in text and "large" not in text
+
+
 def test_a_study_without_lossy_strategies_says_so(store: TraceStore, finished: StudyRecord) -> None:
     with pytest.raises(StudyError, match="it has no lossy strategies"):
         exported_strategy(store, finished, "1")
