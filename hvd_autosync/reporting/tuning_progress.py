@@ -73,7 +73,7 @@ class EndedTrial:
 
 
 class TuningProgress:
-    """Tracks one study through the calls of a listener.
+    """Tracks one study at a time through the calls of a listener.
 
     Args:
         clock: Seconds from an arbitrary moment.
@@ -81,7 +81,11 @@ class TuningProgress:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began_at = clock()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget the study before, as when a training is tuned again."""
+        self._began_at = self._clock()
         self._durations_s: list[float] = []
         self._speedups = Speedups()
         self._confirming: list[Measurement] = []
@@ -92,7 +96,8 @@ class TuningProgress:
         self.ended: list[EndedTrial] = []
 
     def start(self, study: AskTellStudy) -> None:
-        """Begin to track ``study``, including the trials before an interruption."""
+        """Begin to track ``study`` alone, including the trials before an interruption."""
+        self._reset()
         self.most_trials = study.settings.trials
         history = study.history
         if history:
