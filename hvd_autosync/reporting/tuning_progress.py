@@ -108,8 +108,9 @@ class TuningProgress:
                 self._take(study, trial, record.result)
                 self._contenders = _contenders(record, self._contenders)
                 if math.isfinite(record.result.total_s):
-                    asking_s = float(record.info.get("ask_s", 0.0))
-                    self._durations_s.append(record.result.total_s + asking_s)
+                    asking_s = record.info_number("ask_s")
+                    known_s = asking_s if math.isfinite(asking_s) else 0.0
+                    self._durations_s.append(record.result.total_s + known_s)
 
     def waiting(self) -> None:
         """Start the time of the next trial, which includes the search for its strategy."""
@@ -263,5 +264,6 @@ def _slow_setup(result: TrialResult) -> str:
 
 
 def _contenders(record: TrialRecord, otherwise: int) -> int:
-    """Number of strategies in the confirmation, from a trial of it."""
-    return 1 + len(record.info["candidates"]) if record.kind == "confirm" else otherwise
+    """Number of strategies in the confirmation, from a trial of it if it names them."""
+    candidates = record.info.get("candidates") if record.kind == "confirm" else None
+    return 1 + len(candidates) if isinstance(candidates, list) else otherwise
