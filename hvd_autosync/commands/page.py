@@ -72,7 +72,7 @@ def _figures(study: Study) -> Iterator[go.Figure]:
         figures += [plot.pareto(), importance]
         best, default = study.best.strategy, space.default
         ranked = importance.data[0].y if importance.data else ()
-        changed = [name for name in ranked if best.get(name) != default.get(name)]
+        changed = [name for name in ranked if name in best and best[name] != default.get(name)]
         figures += [plot.slice(name) for name in changed[:_SLICES]]
         figures += [plot.parallel(), plot.transfer(), plot.timeline(0)]
         under_best = [
