@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hvd_autosync.errors import StudyError
 from hvd_autosync.reporting.explain_quality import trade_offs
 from hvd_autosync.search_space import Strategy, Value
+from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
     REST,
@@ -18,6 +19,7 @@ from hvd_autosync.search_space.sync_plan import exchange_plan
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.traces.anonymous import NO_NAMES_HINT, is_anonymous
+from hvd_autosync.traces.validity import UnknownValueError
 
 #: The word for the winner in place of a row's number.
 WINNER = "winner"
@@ -45,8 +47,15 @@ def strategy_file(study: StudyRecord, strategy: Mapping[str, Value]) -> str:
     """Return the strategy file of a strategy of ``study``.
 
     Raises:
-        StudyError: The strategy needs classes of parameters, but the study is anonymous.
+        StudyError: The strategy needs classes of parameters, but the study is anonymous; a knob is
+            not known to this process.
     """
+    unknown = [name for name in strategy if name not in REGISTRY]
+    if unknown:
+        values = ", ".join(f"{name}={value}" for name, value in strategy.items())
+        raise StudyError(
+            f"unknown knob {unknown[0]!r} in the strategy {values}", hint=UnknownValueError.hint
+        )
     if is_anonymous(study):
         return strategy_text(_without_classes(study, strategy), {})
     return strategy_text(strategy, parameter_classes(study.task.model) if study.task else {})
