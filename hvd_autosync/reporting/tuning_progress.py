@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hvd_autosync.errors import SpaceError
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.words import (
     evidence_text,
@@ -53,6 +54,7 @@ class EndedTrial:
         round: Round of the confirmation, from 1; 0 while exploring.
         slow_setup: A note on the duration of its set-up if that was most of the trial; else empty.
         is_default: Whether it measures the default.
+        exact: Whether its strategy trains the same model as the default.
     """
 
     number: int
@@ -65,6 +67,7 @@ class EndedTrial:
     round: int
     slow_setup: str = ""
     is_default: bool = False
+    exact: bool = True
 
     @property
     def explores(self) -> bool:
@@ -170,6 +173,7 @@ class TuningProgress:
             round_,
             _slow_setup(result),
             default,
+            _is_exact(study, trial.strategy),
         )
         self.ended.append(ended)
         return ended
@@ -203,9 +207,8 @@ class TuningProgress:
 
     @property
     def best(self) -> EndedTrial | None:
-        """The fastest trial of the exploration."""
-        measured = [t for t in self.ended if t.explores and math.isfinite(t.speedup)]
-        return max(measured, key=lambda t: t.speedup, default=None)
+        """The fastest exact trial of the exploration."""
+        return next(iter(best_first(self.ended)), None)
 
     def best_text(self, study: AskTellStudy) -> str:
         """Return the best confirmed strategy, or else the fastest trial, in one line."""
@@ -255,6 +258,24 @@ class TuningProgress:
             return 0
         judged = sum(trial.kind == "quality" for trial in self.ended)
         return max(FIRST_SEEDS * (1 + MOST_JUDGED) - judged, 0)
+
+
+def best_first(ended: Iterable[EndedTrial]) -> list[EndedTrial]:
+    """Return the measured trials of the exploration, fastest first, without lossy strategies.
+
+    A lossy strategy may be refused for its losses, however fast it is.
+    """
+    measured = (t for t in ended if t.explores and t.exact and math.isfinite(t.speedup))
+    return sorted(measured, key=lambda t: t.speedup, reverse=True)
+
+
+def _is_exact(study: AskTellStudy, strategy: Strategy) -> bool:
+    if study.record.space is None:  # before the end of the default's trial
+        return True
+    try:
+        return study.space.is_exact(strategy)
+    except SpaceError:  # an imported trial may lie outside of the space
+        return False
 
 
 def _slow_setup(result: TrialResult) -> str:
