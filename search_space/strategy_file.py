@@ -15,6 +15,7 @@ An example::
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from hvd_autosync.search_space.sync_plan import exchange_plan
 
 #: Most names of parameters that an error lists.
 _MOST_NAMES = 8
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _CLASSES_HINT = "Name parameters, as in [classes] embedding = ['*_table.weight']."
 
 
@@ -45,22 +47,50 @@ def strategy_text(strategy: Mapping[str, Value], classes: Classes) -> str:
     for name, value in strategy.items():
         knob = catalogue_knob(name)
         unit = f" ({knob.unit})" if knob.unit else ""
-        lines += [f"# {knob.help}{unit}", f"{name} = {json.dumps(value)}"]
+        help_line = " ".join(knob.help.split())  # an extension may break it
+        lines += [f"# {help_line}{unit}", f"{_key(name)} = {_toml(value)}"]
     used = [name for name in classes if any(knob.startswith(f"{name}_") for knob in strategy)]
     if used:
         lines += ["", "# Parameters by class, * and ? allowed; all others are of class rest."]
         lines += ["[classes]"]
-        lines += [f"{name} = {json.dumps(list(classes[name]))}" for name in used]
+        lines += [f"{name} = [{', '.join(map(_toml, classes[name]))}]" for name in used]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    """Return a knob's name as a key of TOML; an extension may give it any name."""
+    return name if _BARE_KEY.fullmatch(name) else _toml(name)
+
+
+def _toml(value: Value) -> str:
+    """Return ``value`` in TOML, in ASCII; unlike JSON, it has no pairs of surrogates."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return f'"{"".join(map(_escaped, value))}"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    code = ord(character)
+    if character.isascii() and character.isprintable():
+        return character
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def read_strategy(document: Mapping[str, Any]) -> tuple[Strategy, Classes]:
     """Return the strategy and the classes of parameters of a parsed file.
 
     Raises:
-        SpaceError: A table, knob or class is unknown, a value is outside its knob's domain, a
-            knob's condition does not hold, or a class has knobs but no parameters.
+        SpaceError: The document is empty, a table, knob or class is unknown, a value is outside its
+            knob's domain, a knob's condition does not hold, or a class has knobs but no parameters.
     """
+    if not document:  # such as the output of a command that failed
+        raise SpaceError(
+            "the strategy file sets no knob",
+            hint="Write it again, as with hvd-autosync show STUDY --take winner; for the unchanged "
+            "job leave the table [knobs] empty.",
+        )
     unknown = sorted(set(document) - {"knobs", "classes"})
     if unknown:
         raise SpaceError(

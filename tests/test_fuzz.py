@@ -45,6 +45,7 @@ from hvd_autosync.launch.masking import redact
 from hvd_autosync.reporting.closing import closing_lines
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.listing import studies_table, trials_table
+from hvd_autosync.reporting.tuning_progress import TuningProgress
 from hvd_autosync.runtime.driver.decoder import MessageDecoder
 from hvd_autosync.runtime.driver.messages import read_message
 from hvd_autosync.runtime.driver.wire import encode_message
@@ -378,6 +379,8 @@ def use_trace(store: TraceStore, path: Path) -> None:
             console.print(*explain(store, study_id))
         with contextlib.suppress(AutosyncError):
             console.print(*closing_lines(study))
+        with contextlib.suppress(AutosyncError):
+            TuningProgress().start(AskTellStudy(store, study))
         store.delete(study_id)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.errors import StoreError
 from hvd_autosync.reporting.closing import answer_line
-from hvd_autosync.reporting.words import seconds_text, speedup_text
+from hvd_autosync.reporting.words import default_text, judged_by, seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyStatus
@@ -105,11 +105,14 @@ class Study(AskTellStudy):
         """The winner; before the study has ended, the fastest of the tried exact strategies.
 
         Raises:
-            StudyError: The default trial has not ended.
+            StudyError: The study has no search space: its default trial has not ended, or has
+                failed, or Horovod's own tuner made it.
         """
         evidence = self._evidence()
         strategy, conclusion = evidence.best, self.conclusion
         text = evidence.name(strategy)
+        if strategy == self.space.default and (judged := judged_by(self.record)):
+            text = default_text(self.space, judged)
         if conclusion is not None and conclusion.best is not None:
             won = conclusion.best
             return Best(strategy, conclusion.winner_s, won.speedup, won.low, won.high, True, text)

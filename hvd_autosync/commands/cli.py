@@ -111,11 +111,12 @@ def show(
 
         print(exported_strategy(traces, traces.study(study), take), end="")
         return
+    from hvd_autosync.reporting.closing import store_option
     from hvd_autosync.reporting.explanation import explain
 
-    mention_failed(traces, study)
+    mention_failed(traces, study, store)
     out = console()
-    for section in explain(traces, study):
+    for section in explain(traces, study, store_option(store)):
         out.print(section, crop=False)
 
 

@@ -107,13 +107,19 @@ def write_file(path: Path, text: str) -> None:
         ) from error
 
 
-def mention_failed(store: TraceStore, study: str) -> None:
-    """Print a note if ``last`` skips a newer study that failed."""
+def mention_failed(store: TraceStore, study: str, location: str | None) -> None:
+    """Print a note if ``last`` skips a newer study that failed.
+
+    Args:
+        store: The store.
+        study: The study as named by the user.
+        location: The store as named by the user.
+    """
     if study == "last" and (newest := store.full_id(study, or_failed=True)) != store.full_id(study):
-        print(
-            f"note: the newer study {newest} failed; to show it: hvd-autosync show {newest}",
-            file=sys.stderr,
-        )
+        from hvd_autosync.reporting.closing import store_option
+
+        shows = f"hvd-autosync show {newest}{store_option(location)}"
+        print(f"note: the newer study {newest} failed; to show it: {shows}", file=sys.stderr)
 
 
 def print_table(table: Table) -> None:

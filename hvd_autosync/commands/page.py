@@ -28,8 +28,12 @@ _FIRST = ("", "Result", "Quality of lossy strategies")
 _SLICES = 3
 
 
-def page(study: Study) -> str:
+def page(study: Study, store_option: str | None = "") -> str:
     """Return the page as HTML.
+
+    Args:
+        study: The study.
+        store_option: As of :func:`hvd_autosync.reporting.explanation.explain`.
 
     Raises:
         ConfigurationError: Plotly or Jinja is not installed.
@@ -43,7 +47,7 @@ def page(study: Study) -> str:
             f"the page needs {missing.name}, which is not installed",
             hint="Install it: pip install 'hvd-autosync[notebook]'; or use --format md.",
         ) from None
-    sections = list(explain(study.store, study.study_id))
+    sections = list(explain(study.store, study.study_id, store_option))
     first = [section for section in sections if section.title in _FIRST]
     rest = [section for section in sections if section.title not in _FIRST]
     rest.append(Section("Versions", tuple(f"{k} {v}" for k, v in study.record.versions.items())))
@@ -68,7 +72,7 @@ def _figures(study: Study) -> Iterator[go.Figure]:
         figures += [plot.pareto(), importance]
         best, default = study.best.strategy, space.default
         ranked = importance.data[0].y if importance.data else ()
-        changed = [name for name in ranked if best.get(name) != default.get(name)]
+        changed = [name for name in ranked if name in best and best[name] != default.get(name)]
         figures += [plot.slice(name) for name in changed[:_SLICES]]
         figures += [plot.parallel(), plot.transfer(), plot.timeline(0)]
         under_best = [

@@ -57,20 +57,23 @@ def report(
       hvd-autosync report last -o report.html
     """
     from hvd_autosync.api.results import Study
+    from hvd_autosync.reporting.closing import store_option
+    from hvd_autosync.traces.opening import is_file
 
     found = Study.load(study, store)
-    mention_failed(found.store, study)
+    option = None if is_file(study) else store_option(store)
+    mention_failed(found.store, study, store)
     if format is ReportFormat.HTML:
         from hvd_autosync.commands.page import page
 
         if sys.stderr.isatty():
             print("drawing ...", file=sys.stderr)
-        text = page(found)
+        text = page(found, option)
     elif format is ReportFormat.MD:
         from hvd_autosync.reporting.explanation import explain
         from hvd_autosync.reporting.markdown import markdown
 
-        text = markdown(explain(found.store, found.study_id))
+        text = markdown(explain(found.store, found.study_id, option))
     else:
         from hvd_autosync.commands.page import summary
 

@@ -17,7 +17,7 @@ from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.search_space.strategy_file import check_fits, check_model
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord
-from hvd_autosync.traces.anonymous import is_anonymous
+from hvd_autosync.traces.anonymous import NO_NAMES_HINT, is_anonymous
 from hvd_autosync.util.printable import shell_line
 from hvd_autosync.util.versions import MEASURED, other_versions
 
@@ -165,8 +165,7 @@ def classes_for(study: StudyRecord, job: Job, location: str | None) -> Classes:
         raise ConfigurationError(
             f"the winner of study {study.study_id} needs classes of parameters, but its trace is "
             "anonymous: it has no names of parameters",
-            hint="Import the trace (hvd-autosync traces import) and tune the job: the first trials "
-            "use its best strategies.",
+            hint=NO_NAMES_HINT,
         )
     return parameter_classes(here)
 

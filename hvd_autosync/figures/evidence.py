@@ -10,11 +10,12 @@ from functools import cached_property
 from hvd_autosync.errors import StudyError
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
+from hvd_autosync.reporting.words import first_line
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.values import Conclusion
-from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
+from hvd_autosync.traces import StudyRecord, StudyStatus, TrialRecord, default_result
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,10 @@ class Evidence:
         """The search space.
 
         Raises:
-            StudyError: The space is not known yet.
+            StudyError: The space is not known yet, or never will be.
         """
         if self.study.space is None:
-            raise StudyError(
-                f"study {self.study.study_id} has no search space yet",
-                hint="Wait until its first trial, of the default strategy, has ended.",
-            )
+            raise _without_space(self.study)
         return self.study.space
 
     @property
@@ -89,6 +87,25 @@ class Evidence:
         space = with_knob_order(self.study, self.trials).space
         assert space is not None, "strategies are complete in a space"
         return space.describe(strategy)
+
+
+def _without_space(study: StudyRecord) -> StudyError:
+    """Return the error that a study has no space."""
+    name = f"study {study.study_id}"
+    if study.status is StudyStatus.FAILED:
+        return StudyError(
+            f"{name} has no search space, because it failed: {first_line(study.failure)}",
+            hint="Remove the cause, and run the job again.",
+        )
+    if study.status is StudyStatus.FINISHED:
+        return StudyError(
+            f"{name} has no search space: it is a log of Horovod's own tuner",
+            hint="Read its samples: study.trials, or hvd-autosync show.",
+        )
+    return StudyError(
+        f"{name} has no search space yet",
+        hint="Wait until its first trial, of the default strategy, has ended.",
+    )
 
 
 def step_ms(trial: TrialRecord) -> float:

@@ -13,7 +13,8 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.figures.evidence import Evidence
 from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SCALE, dressed, log_axis, nothing
 from hvd_autosync.learner.points import can_vary, encode_all
-from hvd_autosync.search_space import CategoricalKnob, Knob, Value
+from hvd_autosync.search_space import CategoricalKnob, Knob, Strategy, Value
+from hvd_autosync.search_space.restrictions import condition_text
 
 if TYPE_CHECKING:
     from hvd_autosync.learner.surrogate import Surrogate
@@ -135,9 +136,10 @@ def slice(evidence: Evidence, knob: str) -> go.Figure:
         return nothing(title, caption, reason)
     values = _values(moved, _GRID)
     best = evidence.best
-    mean, deviation = _model(evidence).predict(
-        [evidence.space.complete(best.replacing(**{knob: value})) for value in values]
-    )
+    along = [evidence.space.complete(best.replacing(**{knob: value})) for value in values]
+    if reason := _no_effect(moved, along):
+        return nothing(title, caption, reason)
+    mean, deviation = _model(evidence).predict(along)
     x = _shown(moved, values)
     center, low, high = (
         1e3 * np.exp(mean + side * _HALF_WIDTH_90 * deviation) for side in (0, -1, 1)
@@ -208,6 +210,8 @@ def contour(evidence: Evidence, a: str, b: str) -> go.Figure:
     best = evidence.best
     xs, ys = _values(across, _CONTOUR), _values(up, _CONTOUR)
     grid = [evidence.space.complete(best.replacing(**{a: x, b: y})) for y in ys for x in xs]
+    if reason := _no_effect(across, grid) or _no_effect(up, grid):
+        return nothing(title, caption, reason)
     mean = _model(evidence).mean_at(encode_all(evidence.space, grid)).reshape(len(ys), len(xs))
     log_ms = (mean + math.log(1e3)) / math.log(10)
     figure = go.Figure(
@@ -251,6 +255,14 @@ def _too_little(evidence: Evidence) -> str:
     if measured < _FEWEST:
         return f"{measured} trials have been measured; {_FEWEST} are needed."
     return "" if evidence.space.dimension else "This job has no knob to tune."
+
+
+def _no_effect(knob: Knob, strategies: Sequence[Strategy]) -> str:
+    """Return why a knob has no effect in any of ``strategies``; empty if it has one."""
+    if knob.condition is None or any(knob.name in each for each in strategies):
+        return ""
+    when = condition_text(knob.condition)
+    return f"{knob.name} has an effect only while {when}, which is not so in the best strategy."
 
 
 def _model(evidence: Evidence) -> Surrogate:

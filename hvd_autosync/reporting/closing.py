@@ -19,10 +19,21 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
         study: The finished study before the training.
         store: Its store as named by the user; ``None`` for the default store.
     """
-    location = resolve_location(store)
-    option = "" if store is None else f" --store {shlex.quote(location.address)}"
-    trace = f"trace: hvd-autosync show {study.study_id}{option}"
-    return answer_line(study), trace if store is not None else f"{trace} (in {location.name})"
+    trace = f"trace: hvd-autosync show {study.study_id}{store_option(store)}"
+    if store is None:
+        trace += f" (in {resolve_location(store).name})"
+    return answer_line(study), trace
+
+
+def store_option(store: str | None) -> str:
+    """Return the option by which a printed command finds a store, with a space before it.
+
+    Possible secrets are masked.
+
+    Args:
+        store: The store as named by the user; ``None`` for the default store, which needs none.
+    """
+    return "" if store is None else f" --store {shlex.quote(resolve_location(store).address)}"
 
 
 def ended_line(study: AskTellStudy, earlier: StudyRecord | None = None) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from hvd_autosync.reporting.words import speedup_text
-from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
@@ -37,9 +38,9 @@ def trade_offs(
 ) -> list[TradeOff]:
     """Return the lossy strategies that were judged, fastest first."""
     seconds = _step_s(space, trials)
-    default_s = seconds.get(space.default, math.nan)
+    default_s = seconds.get(space.default, {})
     points = [
-        (default_s / seconds.get(v.strategy, math.nan), v.loss - v.default_loss)
+        (_speedup(default_s, seconds.get(v.strategy, {})), v.loss - v.default_loss)
         for v in conclusion.verdicts
     ]
     found = [
@@ -75,10 +76,27 @@ def quality_lines(
             )
 
 
-def _step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy, float]:
-    """Step time of each strategy in its last quality trial, seconds."""
-    return {
-        space.complete(trial.strategy): trial.result.step_time.mean_s
-        for trial in trials
-        if trial.kind == "quality" and trial.result is not None and trial.result.step_time
-    }
+def _step_s(
+    space: SearchSpace, trials: Sequence[TrialRecord]
+) -> dict[Strategy, dict[float, float]]:
+    """Seconds of a step of each strategy in its whole quality trials, by their seed."""
+    seconds: dict[Strategy, dict[float, float]] = {}
+    for trial in trials:
+        time = trial.result.step_time if trial.result else None
+        whole = trial.result is not None and trial.result.status is not TrialStatus.CUT_SHORT
+        if trial.kind == "quality" and time is not None and whole:
+            seed = trial.info_number("seed")
+            key = seed if math.isfinite(seed) else -1.0 - trial.number  # it equals no other
+            seconds.setdefault(space.complete(trial.strategy), {})[key] = time.mean_s
+    return seconds
+
+
+def _speedup(default_s: Mapping[float, float], own_s: Mapping[float, float]) -> float:
+    """Speed-up over the seeds that both were measured with, or else over all; NaN without any."""
+    if not default_s or not own_s:
+        return math.nan
+    shared = default_s.keys() & own_s.keys()
+    default, own = (
+        geometric_mean(each[seed] for seed in shared or each) for each in (default_s, own_s)
+    )
+    return default / own

@@ -23,6 +23,7 @@ from hvd_autosync.reporting.explain_trials import (
     step_times,
 )
 from hvd_autosync.reporting.recipe import Recipe, recipe
+from hvd_autosync.reporting.strategy_export import WINNER
 from hvd_autosync.reporting.words import (
     default_text,
     evidence_text,
@@ -32,6 +33,7 @@ from hvd_autosync.reporting.words import (
     speedup_text,
 )
 from hvd_autosync.search_space import SearchSpace, Strategy, every_knob
+from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.study.fallbacks import fallback_line
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.study import problem_of
@@ -67,7 +69,7 @@ class Section:
         return Group("", Text(self.title, style="bold"), *body)
 
 
-def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
+def explain(store: TraceStore, study_id: str, store_option: str | None = "") -> Iterator[Section]:
     """Yield the explanation of a study section by section, each computed on demand.
 
     Print the sections with ``crop=False``, so that lines to be copied are not truncated.
@@ -75,6 +77,9 @@ def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
     Args:
         store: The store that contains the study.
         study_id: Its id, the beginning of one, or ``"last"``.
+        store_option: What printed commands need to find the study, as
+            :func:`hvd_autosync.reporting.closing.store_option` returns it; ``None``: the study is
+            in a trace file, which these commands do not read.
 
     Raises:
         StoreError: There is no such study.
@@ -94,23 +99,31 @@ def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
         if lost := list(lost_strategies(study.space, trials, conclusion)):
             yield Section("Other strategies", tuple(lost))
         if conclusion.verdicts:
-            take = f"hvd-autosync show {study.study_id} --take ROW > strategy.toml"
-            yield Section(
-                "Quality of lossy strategies",
-                (
-                    *quality_lines(study.space, trials, conclusion),
-                    "For a strategy on the Pareto front, no other one is both as fast and as good. "
-                    "To write one of these strategies to a file:",
-                    Verbatim(take),
-                ),
-            )
+            lines = quality_lines(study.space, trials, conclusion)
+            take = _take_row(study.study_id, store_option)
+            yield Section("Quality of lossy strategies", (*lines, *take))
     if (priors := priors_table(trials)) is not None:
         yield Section("Priors", (priors,))
     if parts := parts_text(trials):
         yield Section("Duration of trials", (parts,))
     if failed := list(failed_trials(study, trials)):
         yield Section("Failed trials", tuple(failed))
-    yield from _recipe(study, conclusion)
+    yield from _recipe(study, conclusion, store_option)
+
+
+def _take_row(study_id: str, store_option: str | None) -> Iterator[RenderableType]:
+    """Return how to write one of the judged strategies to a file."""
+    front = "For a strategy on the Pareto front, no other one is both as fast and as good."
+    if store_option is None:
+        yield f"{front} To write one of these strategies to a file, import this trace file first:"
+        yield Verbatim("hvd-autosync traces import FILE")
+    else:
+        yield f"{front} To write one of these strategies to a file:"
+    yield Verbatim(_take(study_id, "ROW", store_option or ""))
+
+
+def _take(study_id: str, which: str, store_option: str) -> str:
+    return f"hvd-autosync show {study_id} --take {which}{store_option} > strategy.toml"
 
 
 def _head(study: StudyRecord) -> Section:
@@ -201,15 +214,19 @@ def _held(space: SearchSpace, judged: str) -> str:
     )
 
 
-def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Section]:
+def _recipe(
+    study: StudyRecord, conclusion: Conclusion | None, store_option: str | None
+) -> Iterator[Section]:
     if study.winner is None:
         return
     if conclusion is not None and conclusion.best is None and _is_job(study, study.winner):
         yield Section("Without hvd_autosync", ("Run the job unchanged.",))
         return
     found = recipe(study, study.winner)
-    title = "Without tuning" if found.file else "Without hvd_autosync"
-    take = f"hvd-autosync show {study.study_id} --take winner > strategy.toml"
+    title = "Without tuning" if beyond_horovod(study.winner) else "Without hvd_autosync"
+    take = ""
+    if found.file and store_option is not None:
+        take = _take(study.study_id, WINNER, store_option)
     yield Section(title, tuple(_recipe_lines(found, take)))
 
 
@@ -222,7 +239,7 @@ def _is_job(study: StudyRecord, strategy: Strategy) -> bool:
 
 
 def _recipe_lines(found: Recipe, take: str) -> Iterator[RenderableType]:
-    for line in (*found.exports, *([take] if found.file else []), found.line):
+    for line in (*found.exports, take, found.line):
         if line:
             yield Verbatim(line)
     if found.file:

@@ -13,6 +13,7 @@ from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TrialRecord
 from hvd_autosync.traces.speedups import speedups
+from hvd_autosync.traces.validity import UnknownValueError
 from hvd_autosync.util.printable import shell_line
 
 
@@ -46,8 +47,8 @@ def _result(study: StudyRecord) -> str:
     """Return the speed-up of the winner, or that there was no gain."""
     try:
         conclusion = Conclusion.of(study)
-    except TraceFormatError:
-        return "damaged"
+    except TraceFormatError as error:
+        return "unknown values" if UnknownValueError.hint in error.hint else "damaged"
     if conclusion is None:
         return "-"
     best = conclusion.best

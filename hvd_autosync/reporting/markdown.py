@@ -53,10 +53,10 @@ def _table(table: Table) -> str:
     names, rows = table_rows(table)
     lines = [names, ["---"] * len(names), *rows]
     text = "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines)
-    return f"{text}\n\n{plain(table.caption)}" if table.caption else text
+    return f"{text}\n\n{_escaped(plain(table.caption))}" if table.caption else text
 
 
 def _escaped(text: str) -> str:
-    for character in "\\*_|<>`":
+    for character in "\\*_|<>`[]":  # without brackets there are no links and no images
         text = text.replace(character, "\\" + character)
     return text

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hvd_autosync.errors import StudyError
 from hvd_autosync.launch.command import launcher_options
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import HIDDEN
+from hvd_autosync.reporting.strategy_export import strategy_file
 from hvd_autosync.search_space import HorovodSettings, Value, horovod_settings
-from hvd_autosync.search_space.exchange_plan import parameter_classes
-from hvd_autosync.search_space.strategy_file import strategy_text
 from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.util.printable import shell_line
@@ -27,7 +27,8 @@ class Recipe:
 
     Attributes:
         exports: Shell lines that set environment variables.
-        line: The shell line that runs the job; empty if the job is not a ``horovodrun`` line.
+        line: The shell line that runs the job; empty if the job is not a ``horovodrun`` line, or
+            the strategy cannot be written.
         file: The strategy file, if the strategy needs the exchanges of this project; ``line`` then
             runs it, and ``exports`` is empty.
         notes: Further instructions.
@@ -41,11 +42,13 @@ class Recipe:
 
 def recipe(study: StudyRecord, strategy: Mapping[str, Value]) -> Recipe:
     """Return how to run the job of ``study`` under ``strategy`` without tuning it again."""
-    settings = horovod_settings(strategy)
+    try:
+        text = strategy_file(study, strategy)
+    except StudyError as error:
+        return Recipe((), "", "", (f"There is no file and no line: {error.message}. {error.hint}",))
     if beyond_horovod(strategy):
-        classes = parameter_classes(study.task.model) if study.task else {}
-        text = strategy_text(strategy, classes)
         return Recipe((), _file_line(study), text, _notes(study, HorovodSettings()))
+    settings = horovod_settings(strategy)
     return Recipe(
         exports=tuple(
             f"export {name}={shlex.quote(value)}" for name, value in settings.environment
@@ -58,14 +61,14 @@ def recipe(study: StudyRecord, strategy: Mapping[str, Value]) -> Recipe:
 
 def _file_line(study: StudyRecord) -> str:
     words = study.command
-    if not words or words[0] != _PROGRAM:
+    if words[:1] != (_PROGRAM,) or not words[1:]:
         return f"{_RUN_FILE} {_NO_COMMAND}"
     return f"{_RUN_FILE} {shell_line(words[1:])}"
 
 
 def _line(study: StudyRecord, settings: HorovodSettings, strategy: Mapping[str, Value]) -> str:
     words = study.command
-    if not words:
+    if words in ((), (_PROGRAM,)):  # the latter in a shared trace
         return f"{shell_line([_PROGRAM, *settings.options])} {_NO_COMMAND}"
     if words[0] != _PROGRAM:
         return ""

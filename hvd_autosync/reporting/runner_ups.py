@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
-from hvd_autosync.reporting.words import STANDARD_ERRORS
+from hvd_autosync.reporting.words import STANDARD_ERRORS, first_line
 from hvd_autosync.search_space import SearchSpace, StepTime, Strategy, TrialStatus
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import TrialRecord
@@ -64,10 +64,11 @@ def runner_ups(
     explored.pop(conclusion.winner, None)
     explored.pop(Strategy(), None)  # the unchanged job, if restrictions exclude it
     confirmed, spread = confirmed_step_s(space, trials), launch_spread(space, trials)
+    failed = _failed_confirmations(space, trials)
     found = []
     for strategy, (trial, time) in explored.items():
         lost = _confirmed(strategy, conclusion) or _explored(
-            trial, time, default, spread, conclusion
+            trial, time, default, spread, conclusion, failed.get(strategy, "")
         )
         speedup, low, high, why = lost
         predicted_s = trial.info_number("predicted_step_s")
@@ -85,9 +86,19 @@ def _refused(space: SearchSpace, strategy: Strategy, conclusion: Conclusion) -> 
     if verdict := verdicts.get(space.lossy_part(strategy)):
         because = f", because {verdict.reason}" if verdict.reason else ""  # shared traces have none
         return "" if verdict.admissible else f"refused{because}"
-    if verdicts:
-        return "its losses were not judged: too similar to other strategies, or not fast enough"
-    return ""
+    why = ": too similar to other strategies, or not fast enough" if verdicts else ""
+    return f"its losses were not judged{why}"
+
+
+def _failed_confirmations(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy, str]:
+    """Return how each strategy failed in the confirmation, of those that did."""
+    return {
+        space.complete(trial.strategy): (
+            first_line(trial.result.reason) or trial.result.status.value
+        )
+        for trial in trials
+        if trial.kind == "confirm" and trial.result and not trial.result.status.measured
+    }
 
 
 def launch_spread(space: SearchSpace, trials: Sequence[TrialRecord]) -> float:
@@ -121,11 +132,17 @@ def _confirmed(
 
 
 def _explored(
-    trial: TrialRecord, own: StepTime, default: StepTime, spread: float, conclusion: Conclusion
+    trial: TrialRecord,
+    own: StepTime,
+    default: StepTime,
+    spread: float,
+    conclusion: Conclusion,
+    failed: str,
 ) -> tuple[float, float, float, str]:
     """Speed-up, its interval, and the reason why a strategy was not confirmed.
 
-    The interval includes the spread of steps and the spread of launches.
+    The interval includes the spread of steps and the spread of launches. ``failed`` is how the
+    strategy failed in the confirmation, if it did.
     """
     speedup = default.mean_s / own.mean_s
     error = math.hypot(
@@ -133,10 +150,14 @@ def _explored(
     )
     factor = math.exp(STANDARD_ERRORS * error)
     best, high = conclusion.best, speedup * factor
-    if trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT:
+    if failed:
+        why = f"failed when measured again: {failed}"
+    elif trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT:
         why = f"cut short after {own.steps} measured steps: {trial.result.reason}"
     elif high < 1:
         why = "slower than the default"
+    elif best is None and not conclusion.comparisons:
+        why = f"not confirmed: {conclusion.reason or 'it was not measured again'}"
     elif best is None:
         why = "the model predicted no gain beyond noise"
     elif high < best.low:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.console import PrintableConsole
-from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress
+from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress, best_first
 from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.stage_budget import explores
@@ -164,8 +164,7 @@ def trials_so_far(ended: list[EndedTrial]) -> RenderableType:
     """Return a table of the default, the best and the last ended trials, in order."""
     if not ended:
         return ""
-    measured = [t for t in ended if t.explores and math.isfinite(t.speedup)]
-    best = sorted(measured, key=lambda t: t.speedup, reverse=True)[:_BEST_SHOWN]
+    best = best_first(ended)[:_BEST_SHOWN]
     shown = {t.number: t for t in [*ended[:1], *best, *ended[-_LAST_SHOWN:]]}
     table = Table(box=None, header_style="dim", pad_edge=False)
     for name, justify in (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hvd_autosync.errors import SpaceError
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.words import (
     evidence_text,
@@ -53,6 +54,7 @@ class EndedTrial:
         round: Round of the confirmation, from 1; 0 while exploring.
         slow_setup: A note on the duration of its set-up if that was most of the trial; else empty.
         is_default: Whether it measures the default.
+        exact: Whether its strategy trains the same model as the default.
     """
 
     number: int
@@ -65,6 +67,7 @@ class EndedTrial:
     round: int
     slow_setup: str = ""
     is_default: bool = False
+    exact: bool = True
 
     @property
     def explores(self) -> bool:
@@ -73,7 +76,7 @@ class EndedTrial:
 
 
 class TuningProgress:
-    """Tracks one study through the calls of a listener.
+    """Tracks one study at a time through the calls of a listener.
 
     Args:
         clock: Seconds from an arbitrary moment.
@@ -81,7 +84,11 @@ class TuningProgress:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began_at = clock()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget the study before, as when a training is tuned again."""
+        self._began_at = self._clock()
         self._durations_s: list[float] = []
         self._speedups = Speedups()
         self._confirming: list[Measurement] = []
@@ -92,7 +99,8 @@ class TuningProgress:
         self.ended: list[EndedTrial] = []
 
     def start(self, study: AskTellStudy) -> None:
-        """Begin to track ``study``, including the trials before an interruption."""
+        """Begin to track ``study`` alone, including the trials before an interruption."""
+        self._reset()
         self.most_trials = study.settings.trials
         history = study.history
         if history:
@@ -103,8 +111,9 @@ class TuningProgress:
                 self._take(study, trial, record.result)
                 self._contenders = _contenders(record, self._contenders)
                 if math.isfinite(record.result.total_s):
-                    asking_s = float(record.info.get("ask_s", 0.0))
-                    self._durations_s.append(record.result.total_s + asking_s)
+                    asking_s = record.info_number("ask_s")
+                    known_s = asking_s if math.isfinite(asking_s) else 0.0
+                    self._durations_s.append(record.result.total_s + known_s)
 
     def waiting(self) -> None:
         """Start the time of the next trial, which includes the search for its strategy."""
@@ -164,6 +173,7 @@ class TuningProgress:
             round_,
             _slow_setup(result),
             default,
+            _is_exact(study, trial.strategy),
         )
         self.ended.append(ended)
         return ended
@@ -197,9 +207,8 @@ class TuningProgress:
 
     @property
     def best(self) -> EndedTrial | None:
-        """The fastest trial of the exploration."""
-        measured = [t for t in self.ended if t.explores and math.isfinite(t.speedup)]
-        return max(measured, key=lambda t: t.speedup, default=None)
+        """The fastest exact trial of the exploration."""
+        return next(iter(best_first(self.ended)), None)
 
     def best_text(self, study: AskTellStudy) -> str:
         """Return the best confirmed strategy, or else the fastest trial, in one line."""
@@ -251,6 +260,24 @@ class TuningProgress:
         return max(FIRST_SEEDS * (1 + MOST_JUDGED) - judged, 0)
 
 
+def best_first(ended: Iterable[EndedTrial]) -> list[EndedTrial]:
+    """Return the measured trials of the exploration, fastest first, without lossy strategies.
+
+    A lossy strategy may be refused for its losses, however fast it is.
+    """
+    measured = (t for t in ended if t.explores and t.exact and math.isfinite(t.speedup))
+    return sorted(measured, key=lambda t: t.speedup, reverse=True)
+
+
+def _is_exact(study: AskTellStudy, strategy: Strategy) -> bool:
+    if study.record.space is None:  # before the end of the default's trial
+        return True
+    try:
+        return study.space.is_exact(strategy)
+    except SpaceError:  # an imported trial may lie outside of the space
+        return False
+
+
 def _slow_setup(result: TrialResult) -> str:
     if not result.setup_s > max(result.total_s / 2, _LONG_SETUP_S):
         return ""
@@ -258,5 +285,6 @@ def _slow_setup(result: TrialResult) -> str:
 
 
 def _contenders(record: TrialRecord, otherwise: int) -> int:
-    """Number of strategies in the confirmation, from a trial of it."""
-    return 1 + len(record.info["candidates"]) if record.kind == "confirm" else otherwise
+    """Number of strategies in the confirmation, from a trial of it if it names them."""
+    candidates = record.info.get("candidates") if record.kind == "confirm" else None
+    return 1 + len(candidates) if isinstance(candidates, list) else otherwise

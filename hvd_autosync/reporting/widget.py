@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.closing import answer_line
-from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress
+from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress, best_first
 from hvd_autosync.reporting.words import (
     RESUME_LIVE,
     forecast_text,
@@ -209,8 +209,7 @@ def trials_html(ended: list[EndedTrial]) -> str:
     """Return all ended trials as an HTML table, newest first."""
     if not ended:
         return ""
-    speedups = (t.speedup for t in ended if t.explores and math.isfinite(t.speedup))
-    best = max(speedups, default=math.nan)
+    best = best_first(ended)[:1]
     columns = ("trial", "kind", "step time", "speed-up", "strategy")
     aligned = ("right", "left", "right", "right", "left")
     head = "".join(
@@ -229,7 +228,7 @@ def trials_html(ended: list[EndedTrial]) -> str:
             speedup_text(trial.speedup) if trial.time else "",
             note + trial.strategy,
         )
-        color = "#d55e00" if trial.time is None else "#009e73" if trial.speedup == best else ""
+        color = "#d55e00" if trial.time is None else "#009e73" if trial in best else ""
         style = f" style='color:{color}'" if color else ""
         filled = "".join(
             f"<td style='{_CELL.format(align=align)}'>{printable_html(cell)}</td>"

@@ -29,6 +29,11 @@ _KEPT_INFO = (
     "candidates",
     "seed",
 )
+#: What to do with a strategy that needs classes of parameters, which an anonymous trace lacks.
+NO_NAMES_HINT = (
+    "Import the trace (hvd-autosync traces import) and tune the job: the first trials use its best "
+    "strategies."
+)
 #: Entries of a verdict that are losses, or in their unit.
 _LOSSES = ("loss", "default_loss", "allowed", "bound")
 

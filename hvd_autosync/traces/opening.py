@@ -22,10 +22,15 @@ def open_trace(trace: str, location: str | None) -> tuple[TraceStore, StudyRecor
         StoreError: There is no such study, or the store cannot be read.
         TraceFormatError: The file is damaged, of a newer version, or not a trace.
     """
-    if os.path.exists(trace):  # noqa: PTH110 (takes any text)
+    if is_file(trace):
         store = TraceStore("sqlite://")
         return store, store.study(import_studies(store, trace)[0])
     if "." in trace or os.sep in trace:  # no id has one
         raise StoreError(f"there is no file {trace}", hint="Check the path of the trace.")
     store = TraceStore(location)
     return store, store.study(trace)
+
+
+def is_file(trace: str) -> bool:
+    """Return whether ``trace`` of :func:`open_trace` is the path of a file."""
+    return os.path.exists(trace)  # noqa: PTH110 (takes any text)

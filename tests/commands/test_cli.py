@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -25,8 +26,10 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion, StudySettings
-from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
 SPACE = SearchSpace(tuple(knob for knob in CATALOGUE if knob.name == "cycle_time_ms"))
 WINNER = Strategy({"cycle_time_ms": 5.0})
@@ -40,7 +43,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TraceStore:
     return TraceStore(tmp_path / "traces.db")
 
 
-def write_study(store: TraceStore, *, gain: bool) -> str:
+def write_study(
+    store: TraceStore,
+    *,
+    gain: bool,
+    space: SearchSpace = SPACE,
+    tried: Strategy = WINNER,
+    verdicts: tuple[Verdict, ...] = (),
+) -> str:
     """A finished study of two trials."""
     study_id = store.create_study(
         job_key="job",
@@ -48,14 +58,14 @@ def write_study(store: TraceStore, *, gain: bool) -> str:
         settings=StudySettings().to_json(),
         versions={},
     ).study_id
-    store.describe_task(study_id, None, SPACE)
+    store.describe_task(study_id, None, space)
     store.ask(study_id, Strategy(), "default", {})
     store.tell(study_id, 0, measured(0.05))
-    store.ask(study_id, WINNER, "sobol", {})
+    store.ask(study_id, tried, "sobol", {})
     store.tell(study_id, 1, measured(0.04))
-    (winner, low) = (WINNER, 1.2) if gain else (SPACE.default, 0.9)
-    comparison = Comparison(WINNER, 1.25, low, 1.3, 3)
-    conclusion = Conclusion(winner, "measured", "all trials were used", 0.05, (comparison,))
+    (winner, low) = (tried, 1.2) if gain else (space.default, 0.9)
+    compared = (Comparison(tried, 1.25, low, 1.3, 3),)
+    conclusion = Conclusion(winner, "measured", "all trials were used", 0.05, compared, verdicts)
     store.finish(study_id, StudyStatus.FINISHED, conclusion.to_json(), winner)
     return study_id
 
@@ -304,6 +314,44 @@ def test_show_writes_the_winner_as_a_file(study_id: str) -> None:
     taken = run("show", "--take", "winner")
     assert taken.exit_code == 0 and "cycle_time_ms = 5.0" in taken.stdout.splitlines()
     assert run("show", "--take", "best").exit_code == 1
+
+
+def write_judged(store: TraceStore) -> str:
+    """A study whose winner is a strategy file, and that has judged a lossy strategy."""
+    space = SearchSpace(tuple(k for k in CATALOGUE if k.name in ("buckets", "rest_codec")))
+    lossy = space.complete({"rest_codec": "fp16"})
+    verdict = Verdict(lossy, Outcome.WORSE, 2.0, 1.0, 0.1, "its loss is larger")
+    tried = space.complete({"buckets": 8})
+    return write_study(store, gain=True, space=space, tried=tried, verdicts=(verdict,))
+
+
+def test_every_printed_command_names_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "my traces.db"
+    store = TraceStore(path)
+    write_judged(store)
+    failed = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
+    store.finish(failed, StudyStatus.FAILED, {"reason": "no script"}, None)
+    for words in (["show"], ["report", "--format", "md", "-o", "-"]):
+        shown = run(*words, "--store", str(path))
+        printed = re.findall(r"hvd-autosync show .*", shown.stdout + shown.stderr)
+        assert len(printed) == 3, "of the winner, of the judged strategies, of the failed study"
+        assert all(f" --store '{path}'" in line for line in printed)
+    html = tmp_path / "report.html"
+    assert run("report", "-o", str(html), "--store", str(path)).exit_code == 0
+    assert html.read_text().count(" --store &#39;") == 2
+    (winner,) = (line for line in printed if "--take winner" in line)
+    taken = run("show", *shlex.split(winner.partition(" > ")[0])[2:])
+    assert taken.exit_code == 0 and "[knobs]" in taken.stdout
+
+
+def test_a_report_of_a_trace_file_prints_no_command_that_finds_no_study(
+    store: TraceStore, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    export_study(store, write_judged(store), file)
+    text = run("report", str(file), "--format", "md", "-o", "-").stdout
+    assert "--take winner" not in text and "\nbuckets = 8\n" in text
+    assert text.index("traces import FILE") < text.index("--take ROW")
 
 
 def test_show_takes_the_beginning_of_an_id_and_another_store(study_id: str, tmp_path: Path) -> None:

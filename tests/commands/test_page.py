@@ -16,6 +16,8 @@ from hvd_autosync.api.results import Study
 from hvd_autosync.commands.cli import app
 from hvd_autosync.commands.page import page
 from hvd_autosync.search_space import SearchSpace, catalogue_knob
+from hvd_autosync.search_space.knobs import integer_knob
+from hvd_autosync.study.values import StudySettings
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "traces" / "vgg-100mbit-codec.jsonl.gz"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -75,6 +77,22 @@ def test_what_a_study_says_is_text_and_no_markup(tmp_path: Path) -> None:
     assert trial is not None
     study.tell(trial, [0.1] * 20)
     assert evil not in page(Study.load(study.study_id, store))
+
+
+def test_a_study_of_a_knob_of_its_own_has_a_report(tmp_path: Path) -> None:
+    """A script with a launcher of its own may tune what it likes."""
+    own = integer_knob("own_size", 0, 8, 0, help="A size of a launcher's own.")
+    store = str(tmp_path / "t.db")
+    study = Study.create(SearchSpace((own,)), store=store, settings=StudySettings(trials=4, seed=1))
+    while (trial := study.ask()) is not None:
+        study.tell(trial, [0.2 - 0.01 * float(trial.strategy.get("own_size", 0))] * 20)
+    assert study.record.winner is not None and "own_size" in study.record.winner
+    for kind in ("html", "md", "json"):
+        words = ["report", "--store", store, "-o", f"{tmp_path}/r.{kind}", "--format", kind]
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert "set HVD_AUTOSYNC_EXTENSIONS" in (tmp_path / "r.html").read_text()
+    shown = CliRunner().invoke(app, ["show", "--store", store])
+    assert shown.exit_code == 0 and "unknown knob 'own_size'" in shown.output
 
 
 def test_the_command_writes_each_format(report: Callable[[str], str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hvd_autosync.commands import watch
 from hvd_autosync.commands.cli import app
 from hvd_autosync.commands.watch import watched
-from hvd_autosync.search_space import SearchSpace, catalogue_knob
+from hvd_autosync.search_space import SearchSpace, TrialResult, TrialStatus, catalogue_knob
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study, import_studies
@@ -124,6 +124,20 @@ def test_an_imported_study_that_was_running_ends(tmp_path: Path, clock: Clock) -
     listed = CliRunner().invoke(app, ["traces", "list", "--store", store.name]).output
     assert "interrupted" in listed
     assert store.interrupted() == frozenset(), "it cannot be resumed"
+
+
+@pytest.mark.parametrize("info", [{"ask_s": None}, {"ask_s": "long"}, {"candidates": 2}, {}])
+def test_an_imported_trial_may_say_nothing_of_how_it_was_chosen(
+    tmp_path: Path, info: dict[str, object]
+) -> None:
+    study = AskTellStudy.create(SPACE, store=str(tmp_path / "traces.db"))
+    for kind in ("default", "confirm"):
+        number = study.store.ask(study.study_id, SPACE.default, kind, info)
+        study.store.tell(study.study_id, number, TrialResult(TrialStatus.COMPLETED, total_s=5.0))
+    study.store.finish(study.study_id, StudyStatus.FAILED, {"reason": "rank 1 was killed"}, None)
+    _, first, second, _ = watched(study.store, study.study_id)
+    assert first.startswith("trial 0 (default)")
+    assert second.startswith("trial 1 (confirm, round 1)")
 
 
 def test_a_study_that_failed_says_why(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import hvd_autosync
 from hvd_autosync.api.results import Study
+from hvd_autosync.commands.page import _figures
 from hvd_autosync.errors import SpaceError, StoreError, StudyError
 from hvd_autosync.figures.knobs import importance
 from hvd_autosync.reporting.words import STANDARD_ERRORS
@@ -52,6 +53,44 @@ def every(study: Study) -> dict[str, Any]:
         "timeline": plot.timeline(0),
         "timeline of the last": plot.timeline(last),
     }
+
+
+@pytest.fixture
+def without_buckets(tmp_path: Path) -> Study:
+    """A study whose best strategy has no buckets, so that their rule has no effect in it."""
+    buckets = replace(catalogue_knob("buckets"), default=4)
+    rule, cycle = catalogue_knob("bucket_rule"), catalogue_knob("cycle_time_ms")
+    space = SearchSpace((buckets, rule, cycle))
+    study = Study.create(space, store=str(tmp_path / "t.db"))
+    for strategy, seconds in (
+        ({}, 0.05),
+        ({"bucket_rule": "size"}, 0.06),
+        ({"buckets": 8}, 0.04),
+        ({"buckets": 0, "cycle_time_ms": 5.0}, 0.02),
+    ):
+        kind = "model" if strategy else "default"
+        number = study.store.ask(study.study_id, space.complete(strategy), kind, {})
+        rank = RankReport(0, "a", (seconds,) * 20)
+        study.store.tell(study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(rank,)))
+    return study
+
+
+def test_a_knob_without_an_effect_is_not_shown_as_if_it_did_not_matter(
+    without_buckets: Study,
+) -> None:
+    plot = without_buckets.plot
+    for figure in (plot.slice("bucket_rule"), plot.contour("cycle_time_ms", "bucket_rule")):
+        assert not figure.data
+        (note,) = figure.layout.annotations
+        assert note.text.startswith("bucket_rule has an effect only while buckets")
+        assert note.text.endswith("which is not so in the best strategy.")
+    assert plot.slice("buckets").data and plot.contour("buckets", "bucket_rule").data
+
+
+def test_the_page_has_no_figure_of_a_knob_without_an_effect(without_buckets: Study) -> None:
+    titles = [figure.layout.meta["title"] for figure in _figures(without_buckets)]
+    assert "Step time along buckets" in titles
+    assert "Step time along bucket_rule" not in titles
 
 
 def test_each_says_what_to_look_for(every: dict[str, Any]) -> None:

@@ -66,6 +66,35 @@ def test_the_front_holds_what_nothing_beats_in_both(
     assert found[0].speedup == pytest.approx(5.0, rel=0.05)
 
 
+def test_the_speedup_is_that_of_trials_with_the_same_seed(author: Any) -> None:
+    """The last two trials of a slow phase, and one that was cut short, change nothing."""
+    task = author.task
+    space = build_space(task.model, task.resources, allow=("codec",))
+    study = AskTellStudy.create(space, store=author.store, task=task)
+
+    def measure(codec: str, seed: int, seconds: float, status: TrialStatus) -> None:
+        strategy = space.complete({"large_codec": codec})
+        number = author.store.ask(study.study_id, strategy, "quality", {"seed": seed})
+        rank = RankReport(0, "a", (seconds,) * 20)
+        author.store.tell(study.study_id, number, TrialResult(status, ranks=(rank,)))
+
+    for seed in range(4):
+        slow = 1.3 if seed == 3 else 1.0
+        measure("none", seed, 0.05 * slow, TrialStatus.COMPLETED)
+        measure("int8", seed, 0.02 * slow, TrialStatus.ENDED_EARLY)
+    measure("none", 4, 0.05 * 1.3, TrialStatus.COMPLETED)
+    measure("int8", 4, 0.01, TrialStatus.CUT_SHORT)
+    measure("topk", 5, 0.01, TrialStatus.COMPLETED)
+    verdicts = tuple(
+        Verdict(space.complete({"large_codec": codec}), Outcome.WORSE, 2.0, 1.0, 0.1, "so it is")
+        for codec in ("int8", "topk")
+    )
+    conclusion = Conclusion(space.default, "why", "how", 0.05, (), verdicts)
+    topk, int8 = trade_offs(space, study.history, conclusion)
+    assert int8.speedup == pytest.approx(2.5)
+    assert topk.speedup == pytest.approx(5.0 * 1.3**0.4), "no seed is shared: over all trials"
+
+
 def test_any_of_them_as_a_file(
     store: TraceStore, judged: tuple[AskTellStudy, SearchSpace], tmp_path: Path
 ) -> None:
@@ -94,6 +123,19 @@ def test_verdicts_of_a_shared_study_have_no_losses(
         WORDS[each.verdict.outcome] for each in trade_offs(space, trials, conclusion)
     ]
     assert not [line for line in lines if "loss " in line]
+
+
+def test_a_shared_study_exports_no_class_of_parameters(
+    tmp_path: Path, judged: tuple[AskTellStudy, SearchSpace]
+) -> None:
+    shared, trials = anonymous(judged[0].record, judged[0].history)
+    store = TraceStore(tmp_path / "shared.db")
+    store.add([(shared, trials)])
+    with pytest.raises(StudyError, match="class of parameters 'large', but the trace is") as wrong:
+        exported_strategy(store, shared, "1")
+    assert "hvd-autosync traces import" in wrong.value.hint
+    text = exported_strategy(store, shared, "winner")
+    assert "buckets = 0" in text and "large" not in text
 
 
 def test_a_study_without_lossy_strategies_says_so(store: TraceStore, finished: StudyRecord) -> None:

@@ -25,6 +25,8 @@ from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.engine.replay import play
 from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.reporting.explanation import explain
+from hvd_autosync.reporting.markdown import markdown
 from hvd_autosync.reporting.terminal import TerminalProgress
 from hvd_autosync.reporting.widget import WidgetProgress
 from hvd_autosync.search_space import Strategy
@@ -44,7 +46,7 @@ EVIL = (
         for code in (*range(0x10000), 0xE0041)
         if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp")
     )
-    + "\x1b[2J\x1b]0;t\x07\r\nFORGED\t<script>alert(1)</script><a href='//x'>"
+    + "\x1b[2J\x1b]0;t\x07\r\nFORGED\t<script>alert(1)</script><a href='//x'>[x](http://y)![](http://y/z)"
 )
 
 
@@ -298,6 +300,16 @@ def test_the_page_has_no_element_of_the_hostile_study(hostile_study: HostileStud
     figures = found[found.rindex("<h2>Figures</h2>") :]
     assert "\\u003ca href" not in figures and "\\u003cscript" not in figures
     assert "&lt;a href" in figures or "\\u0026lt;a href" in figures
+
+
+def test_the_text_for_an_issue_has_no_link_of_the_hostile_study(
+    hostile_study: HostileStudy,
+) -> None:
+    study = Study.load(hostile_study.trace)
+    text = markdown(explain(study.store, study.study_id, None))
+    prose = re.sub(r"^```\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "\\[x\\](http://y)!\\[\\](http://y/z)" in prose
+    assert not re.search(r"(?<!\\)[][<>]", re.sub(r"^> ", "", prose, flags=re.MULTILINE))
 
 
 def test_the_widget_has_no_element_of_the_hostile_study(hostile_study: HostileStudy) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from rich.table import Table
 from hvd_autosync.reporting.listing import studies_table, trials_table
 from hvd_autosync.reporting.tuning_progress import TuningProgress
 from hvd_autosync.reporting.words import speedup_text
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
 from hvd_autosync.traces import StudyRecord, import_autotune_log, trials_frame
 
 
@@ -30,6 +34,18 @@ def test_studies_show_what_came_of_them(store: Any, finished: StudyRecord, new_a
     assert "finished" in no_gain and "no gain" in no_gain
     assert finished.study_id in gain and "1.32x" in gain
     assert "horovodrun -np 4 -H a:2,b:2 python train.py" in gain
+
+
+def test_a_choice_of_an_extension_that_is_not_loaded_is_no_damage(
+    store: Any, finished: StudyRecord
+) -> None:
+    assert finished.outcome is not None
+    own = Verdict(Strategy({"rest_codec": "own"}), Outcome.WORSE, 2.0, 1.0, 0.1, "it is larger")
+    outcome = {**finished.outcome, "verdicts": [own.to_json()]}
+    damaged = {**finished.outcome, "winner": {}}
+    studies = [replace(finished, outcome=each) for each in (outcome, damaged)]
+    first, second = rows(studies_table(studies))
+    assert "unknown values" in first and "damaged" in second
 
 
 def test_trials_show_times_speedups_and_how_they_ended(store: Any, finished: StudyRecord) -> None:

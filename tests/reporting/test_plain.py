@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,19 @@ def test_a_trial_is_shown_with_number_kind_step_time_speedup_and_strategy(lines:
         r"default: buckets=4",
         lines[2],
     )
+
+
+def test_a_second_study_has_its_own_figures(new_author: Callable[..., Any]) -> None:
+    """As of a training that is tuned again after drift."""
+    stream = io.StringIO()
+    listener = PlainProgress(stream)
+    new_author().play(listener)
+    first = stream.getvalue().splitlines()
+    new_author().play(listener)
+    second = stream.getvalue().splitlines()[len(first) :]
+    assert "trial 6 (confirm, round 1): " in second[7]
+    assert " ended after 12 trials in " in second[-1]
+    assert listener._tuning.explored == 6 and len(listener._tuning._durations_s) == 12
 
 
 def test_trials_that_did_not_complete_say_how_they_ended(lines: list[str]) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from hvd_autosync.errors import StudyError
 from hvd_autosync.launch import command as launch_command
 from hvd_autosync.reporting import recipe as recipe_module
 from hvd_autosync.reporting.recipe import recipe
+from hvd_autosync.reporting.strategy_export import exported_strategy
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.strategy_file import read_strategy
-from hvd_autosync.traces import StudyRecord
+from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.traces.anonymous import anonymous
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -84,6 +87,47 @@ def test_hidden_marks_are_those_of_the_job() -> None:
 def test_a_study_without_a_line_leaves_room_for_one(finished: StudyRecord) -> None:
     line = recipe(replace(finished, command=()), WINNER).line
     assert line == "horovodrun --mpi YOUR-OPTIONS YOUR-COMMAND"
+
+
+def test_a_shared_study_leaves_room_for_the_line(author: Any, finished: StudyRecord) -> None:
+    shared, _ = anonymous(finished, author.study.history)
+    assert recipe(shared, WINNER).line == "horovodrun --mpi YOUR-OPTIONS YOUR-COMMAND"
+    exact = Strategy({"buckets": 8, "large_exchange": "allreduce", "large_slices": 1})
+    found = recipe(shared, exact)
+    assert found.line == "hvd-autosync run --strategy strategy.toml YOUR-OPTIONS YOUR-COMMAND"
+    assert read_strategy(tomllib.loads(found.file)) == (Strategy({"buckets": 8}), {})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"large_exchange": "hierarchical"},
+        {"large_exchange": "allreduce", "rest_codec": "fp16"},
+        {"embedding_exchange": "rows", "buckets": 4},
+    ],
+)
+def test_a_shared_study_has_no_names_for_the_classes_of_a_strategy(
+    author: Any, finished: StudyRecord, values: dict[str, Any]
+) -> None:
+    shared, _ = anonymous(finished, author.study.history)
+    found = recipe(shared, Strategy(values))
+    assert (found.exports, found.line, found.file) == ((), "", "")
+    (note,) = found.notes
+    assert "it has no names of parameters" in note and "hvd-autosync traces import" in note
+
+
+def test_a_knob_that_this_process_does_not_know_is_named_with_its_value(
+    store: TraceStore, finished: StudyRecord
+) -> None:
+    strategy = Strategy({"cycle_time_ms": 2.0, "own_size": 7})
+    found = recipe(finished, strategy)
+    assert (found.exports, found.line, found.file) == ((), "", "")
+    (note,) = found.notes
+    assert "'own_size' in the strategy cycle_time_ms=2.0, own_size=7" in note
+    assert "HVD_AUTOSYNC_EXTENSIONS" in note
+    with pytest.raises(StudyError, match="unknown knob 'own_size'") as wrong:
+        exported_strategy(store, replace(finished, winner=strategy), "winner")
+    assert "HVD_AUTOSYNC_EXTENSIONS" in wrong.value.hint
 
 
 def test_another_launcher_keeps_its_line_and_gets_the_option(

@@ -6,7 +6,10 @@ import pytest
 
 from hvd_autosync.reporting.explain_trials import lost_strategies
 from hvd_autosync.reporting.runner_ups import confirmed_step_s, launch_spread, runner_ups
-from hvd_autosync.search_space import TrialStatus
+from hvd_autosync.search_space import TrialStatus, build_space
+from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.values import Conclusion
+from hvd_autosync.traces import StudyStatus
 
 WINNER = {"buckets": 8, "cycle_time_ms": 5.0, "controller": "mpi"}
 
@@ -28,6 +31,43 @@ def test_each_strategy_lost_for_its_own_reason(author: Any) -> None:
     assert why["buckets=4"] == "slower than the winner"
     assert why["cycle_time_ms=0.2 ms"].startswith("cut short after 40 measured steps")
     assert why["cycle_time_ms=40 ms"].startswith("within the noise of one trial of the winner")
+
+
+def finish(author: Any, winner: Any, reason: str, *comparisons: Comparison) -> None:
+    conclusion = Conclusion(winner, reason, "all 20 trials were used", 0.05, comparisons)
+    author.store.finish(author.study_id, StudyStatus.FINISHED, conclusion.to_json(), winner)
+
+
+def test_a_candidate_that_failed_when_measured_again_says_so(author: Any) -> None:
+    author.explore()
+    candidate = {"cycle_time_ms": 40.0}
+    author.trial("model", candidate, mean_s=0.0379)
+    reason = "rank 1 exited with status 3"
+    crash = {"ranks": (), "status": TrialStatus.CRASHED, "reason": f"{reason}\nTraceback"}
+    author.trial("confirm", candidate, **crash)
+    author.confirm()
+    assert reasons(author)["cycle_time_ms=40 ms"] == f"failed when measured again: {reason}"
+
+
+def test_without_a_confirmation_it_says_why_there_was_none(author: Any) -> None:
+    author.explore()
+    finish(author, author.space.default, "the 5 minutes of the tuning were used up")
+    why = "not confirmed: the 5 minutes of the tuning were used up"
+    assert reasons(author)["buckets=4"] == why
+
+
+@pytest.mark.parametrize("gain", [False, True])
+def test_a_lossy_strategy_without_a_verdict_was_not_judged(author: Any, gain: bool) -> None:
+    task = author.task
+    author.space = build_space(task.model, task.resources, allow=("codec",))
+    author.store.describe_task(author.study_id, task, author.space)
+    author.trial("default", {})
+    author.trial("model", {"large_codec": "fp16"}, mean_s=0.02)
+    author.trial("model", {"buckets": 8}, mean_s=0.04)
+    exact = author.space.complete({"buckets": 8})
+    won = [Comparison(exact, 1.25, 1.2, 1.3, 3)] if gain else []
+    finish(author, exact if gain else author.space.default, "there was no time left", *won)
+    assert reasons(author)["large_codec=fp16"] == "its losses were not judged"
 
 
 def test_the_default_the_winner_and_failures_are_no_runner_ups(author: Any) -> None:

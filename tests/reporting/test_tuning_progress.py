@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.reporting.terminal import trials_so_far
 from hvd_autosync.reporting.tuning_progress import TuningProgress
+from hvd_autosync.reporting.widget import trials_html
 from hvd_autosync.search_space import Strategy, catalogue_knob
 from hvd_autosync.study.values import Trial
 
@@ -77,6 +81,27 @@ def test_the_best_of_the_exploration_is_kept_apart_from_the_confirmation(
 ) -> None:
     best = follower.standing.best
     assert best is not None and best.number == 5
+
+
+def test_a_lossy_strategy_is_not_the_best_whatever_its_speed(author: Any) -> None:
+    author.explore()
+    knobs = (*author.space.knobs, catalogue_knob("rest_codec"))
+    author.space = replace(author.space, knobs=knobs)
+    author.store.describe_task(author.study_id, author.task, author.space)
+    author.trial("model", {"rest_codec": "fp16"}, mean_s=0.01)
+    author.trial("model", {"cycle_time_ms": 21.0})
+    standing = TuningProgress(Clock())
+    standing.start(author.study)
+    assert [each.exact for each in standing.ended] == [True] * 6 + [False, True]
+    assert standing.best is not None and standing.best.number == 5
+    assert "5.0x" not in standing.best_text(author.study)
+    console = Console(width=120, markup=False, color_system="truecolor", force_terminal=True)
+    with console.capture() as captured:
+        console.print(trials_so_far(standing.ended))
+    (green,) = (line for line in captured.get().splitlines() if "\x1b[32m" in line)
+    assert "buckets=8" in green
+    (green,) = re.findall(r"<tr style='color:#009e73'>.*?</tr>", trials_html(standing.ended))
+    assert "buckets=8" in green
 
 
 def test_rounds_of_the_confirmation_are_counted_per_contender(follower: Follower) -> None:

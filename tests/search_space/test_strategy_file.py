@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space import CATALOGUE, Host, ModelProfile, ParameterProfile, Strategy
+from hvd_autosync.search_space import (
+    CATALOGUE,
+    Host,
+    ModelProfile,
+    ParameterProfile,
+    Strategy,
+    strategy_file,
+)
+from hvd_autosync.search_space.knobs import categorical_knob
 from hvd_autosync.search_space.strategy_file import (
     check_fits,
     check_model,
@@ -49,6 +57,24 @@ def test_what_is_written_is_read(data: st.DataObject) -> None:
         assert members == CLASSES[name]
 
 
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
+def test_any_name_of_a_parameter_is_written_as_toml(names: list[str]) -> None:
+    classes = {"large": ('\N{SNAKE}\x7f"\\.weight', *names)}
+    text = strategy_text(Strategy({"large_exchange": "sharded"}), classes)
+    assert text.isascii() and read(text)[1] == classes
+
+
+def test_any_knob_of_an_extension_is_written_as_toml(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = categorical_knob("own knob", ("a", "\N{SNAKE}"), "a", help="Lines\n  of help.\n")
+    known = strategy_file.catalogue_knob
+    monkeypatch.setattr(
+        strategy_file, "catalogue_knob", lambda name: own if name == own.name else known(name)
+    )
+    strategy = Strategy({own.name: "\N{SNAKE}", "buckets": 2})
+    text = strategy_text(strategy, {})
+    assert "# Lines of help.\n" in text and read(text)[0] == strategy
+
+
 def test_it_says_what_knobs_do() -> None:
     text = strategy_text(Strategy({"buckets": 4, "embedding_exchange": "rows"}), CLASSES)
     assert "# Number of gradient buckets" in text
@@ -59,6 +85,7 @@ def test_it_says_what_knobs_do() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        ("", "sets no knob"),
         ("[knob]\nbuckets = 4", "'knob'"),
         ("knobs = 4", "'knobs' is not a table"),
         ("[knobs]\nspeed = 11", "unknown knob 'speed'"),

@@ -1,0 +1,52 @@
+"""The best strategy of a study, as its texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.api.results import Study
+from hvd_autosync.errors import StudyError
+from hvd_autosync.search_space import SearchSpace, catalogue_knob
+from hvd_autosync.study.values import Conclusion, StudySettings
+from hvd_autosync.traces import StudyStatus, import_autotune_log
+
+SPACE = SearchSpace((catalogue_knob("buckets"),))
+
+
+@pytest.mark.parametrize(
+    ("judged_by", "name"), [("", "default"), ("0123456789ab", "the winner of study 0123456789ab")]
+)
+def test_the_default_of_a_live_stage_is_named_as_what_it_is(
+    tmp_path: Path, judged_by: str, name: str
+) -> None:
+    settings = StudySettings(mode="live", judged_by=judged_by)
+    study = Study.create(SPACE, store=str(tmp_path / "t.db"), settings=settings)
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, [0.1] * 20)
+    assert str(study.best) == f"{name}: 1.00x, 100 ms per step (not confirmed)"
+    study.finish(Conclusion(SPACE.default, "nothing was faster", "all trials were used", 0.1))
+    assert str(study.best) == f"{name}: no faster strategy was found"
+
+
+def test_a_study_without_a_space_says_why_it_has_no_best(tmp_path: Path) -> None:
+    study = Study.create(store=str(tmp_path / "t.db"))
+    with pytest.raises(StudyError, match="no search space yet") as wrong:
+        _ = study.best
+    assert wrong.value.hint.startswith("Wait until its first trial")
+    study.store.finish(study.study_id, StudyStatus.FAILED, {"reason": "rank 1 was killed"}, None)
+    with pytest.raises(StudyError, match="because it failed: rank 1 was killed") as wrong:
+        _ = study.best
+    assert "Wait" not in wrong.value.hint
+
+
+def test_a_log_of_horovods_own_tuner_has_no_best(tmp_path: Path) -> None:
+    log = tmp_path / "autotune.csv"
+    log.write_text("cycle_time_ms,tensor_fusion_threshold,score\n1.0,64,103.2\n")
+    store = Study.create(store=str(tmp_path / "t.db")).store
+    study = Study.load(import_autotune_log(store, log), str(tmp_path / "t.db"))
+    with pytest.raises(StudyError, match="a log of Horovod's own tuner") as wrong:
+        _ = study.best
+    assert "study.trials" in wrong.value.hint
