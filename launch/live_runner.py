@@ -321,14 +321,14 @@ class LiveRunner:
     def _keep_best(self, spec: TrialSpec, result: TrialResult) -> None:
         """Let the training go on under the best strategy while the next one is chosen.
 
-        A trial that was cut short has too few steps to be the best.
+        Also where the trial was that of the best: from then on the ranks know it, and keep it if
+        this process ends. A trial that was cut short has too few steps to be the best.
         """
         time_s = math.inf
         if result.step_time is not None and result.status is not TrialStatus.CUT_SHORT:
             time_s = result.step_time.mean_s
         if time_s < self._best[0]:
             self._best = time_s, spec.strategy, spec.classes
-            return
         if not self.lost:
             self._training.send({"type": "use", **_named(*self._best[1:])})
 

@@ -303,6 +303,14 @@ def test_a_lost_helper_leaves_the_best_strategy(
     assert noted.startswith("live tuning has ended: the process that tunes has ended"), noted
 
 
+def test_a_helper_that_is_lost_after_a_faster_trial_leaves_its_strategy(
+    attached: Attached,
+) -> None:
+    """Which is the best known, though no trial has followed."""
+    train(attached, Helper(trial(FAST), {"type": "use", **named(FAST)}, LOST), lambda _: [200])
+    assert [strategy for _, strategy in attached.by_rank[1]] == [FAST]
+
+
 @pytest.mark.parametrize(
     "message", [{"type": "use"}, {"type": "train", "expected_step_s": 0.1}, LOST]
 )
