@@ -124,7 +124,7 @@ def test_trials_and_what_the_training_goes_on_with(rank: Rank) -> None:
 
 def test_a_trial_that_was_cut_short_is_not_the_best_so_far(rank: Rank) -> None:
     short = result(0.1, TrialStatus.CUT_SHORT)
-    answers = iter([result(0.2), short, result(0.15), result(0.15)])
+    answers = iter([result(0.2), short, result(0.15), result(0.16)])
 
     def react(message: dict[str, Any]) -> None:
         if message["type"] == "trial":
@@ -139,6 +139,36 @@ def test_a_trial_that_was_cut_short_is_not_the_best_so_far(rank: Rank) -> None:
     assert [message["best"]["strategy"] for message in trials] == [{}, {}, {}, dict(FAST)]
     uses = [message["strategy"] for message in rank.received if message["type"] == "use"]
     assert uses == [{}, {}, dict(FAST), dict(FAST)], "not the one that was cut short"
+
+
+def best_after(rank: Rank, *trials: tuple[Strategy, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run trials with these results; return the strategies with which the training went on."""
+    results = iter([each for _, each in trials])
+
+    def react(message: dict[str, Any]) -> None:
+        if message["type"] == "trial":
+            rank.say(next(results))
+
+    rank.answer(react)
+    runner = LiveRunner(rank.training)
+    for strategy, _ in trials:
+        run(runner, strategy)
+    rank.hang_up()
+    return [each["strategy"] for each in rank.received if each["type"] == "use"]
+
+
+def test_a_lucky_measurement_is_refuted_by_later_ones(rank: Rank) -> None:
+    """Also where they name knobs at their defaults, as those of a confirmation do."""
+    default, fast = Strategy({"buckets": 0}), Strategy({**FAST, "cache_capacity": 1024})
+    trials = [(Strategy(), 0.2), (FAST, 0.1), (default, 0.2), (fast, 0.3)]
+    uses = best_after(rank, *((each, result(step_s)) for each, step_s in trials))
+    assert uses == [{}, dict(FAST), dict(FAST), {}]
+
+
+def test_a_strategy_that_fails_later_is_not_the_best(rank: Rank) -> None:
+    crashed = {"type": "result", "result": TrialResult(TrialStatus.CRASHED).to_json()}
+    trials = (Strategy(), result(0.2)), (FAST, result(0.1)), (FAST, crashed)
+    assert best_after(rank, *trials) == [{}, dict(FAST), {}]
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
