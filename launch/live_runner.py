@@ -209,6 +209,8 @@ class LiveRunner:
         #: Of each strategy its last step time, seconds, how it is attached, and its classes.
         self._times: dict[Strategy, tuple[float, Strategy, Classes]] = {}
         self._end: LiveTuningError | None = None
+        #: Whether the ranks have begun the last trial.
+        self._begun_trial = False
 
     @property
     def lost(self) -> bool:
@@ -230,8 +232,9 @@ class LiveRunner:
         """Run one trial; the training then goes on under the best strategy so far.
 
         A training that is lost in the trial of another strategy than its own is the result of that
-        trial. So are ranks of an elastic job that vanish in it, as Horovod goes on without their
-        hosts: a strategy that is left out for nothing costs less than a host.
+        trial, if the ranks had begun it: what is lost before has failed for another reason. So are
+        ranks of an elastic job that vanish in it, as Horovod goes on without their hosts: a
+        strategy that is left out for nothing costs less than a host.
 
         Raises:
             TrainingEnded: The script has ended by itself, or was stopped from outside. The trial
@@ -246,6 +249,7 @@ class LiveRunner:
         if not spec.profile:
             fields["warmup_steps"] = min(spec.warmup_steps, WARMUP_STEPS)
         going_on = {"best": _named(*self._best), "left_s": limits.total_s}
+        self._begun_trial = False
         self._training.send({"type": "trial", "spec": fields, **going_on})
         began = time.monotonic()
         try:
@@ -253,7 +257,7 @@ class LiveRunner:
         except TrainingLost as end:
             if self._training.stopped:
                 raise TrainingEnded("the training was stopped") from None
-            if self._is_untouched(spec.strategy):
+            if not self._begun_trial or self._is_untouched(spec.strategy):
                 raise
             # It is known before anything else happens that this strategy was tried then.
             hung = isinstance(end, TrainingHung)
@@ -294,7 +298,8 @@ class LiveRunner:
                 self._kill(f"no step for {silence_s:.0f} s")
 
         while True:
-            message = self._training.wait("step", "alive", "result", waiting=report)
+            message = self._training.wait("begun", "step", "alive", "result", waiting=report)
+            self._begun_trial = self._begun_trial or message["type"] == "begun"
             if message["type"] == "result":
                 return TrialResult.from_json(message["result"])
             steps = message.get("steps", steps)

@@ -100,6 +100,7 @@ class SimulatedTraining:
             if self._vanishes_in == len(trials):
                 self._say({"type": "reset", "vanished": True})
                 return
+            self._say({"type": "begun"})
             if self._dies_in == len(trials):
                 self._write.close()
                 return

@@ -60,6 +60,10 @@ class Rank:
     def die(self) -> None:
         self._write.close()
 
+    def die_in_trial(self) -> None:
+        self.say({"type": "begun"})
+        self.die()
+
     def hang_up(self) -> None:
         """Return when all that was sent has been received."""
         assert self._thread is not None
@@ -207,13 +211,22 @@ def test_a_trial_knows_the_time_that_is_left(rank: Rank) -> None:
 @pytest.mark.parametrize("strategy", [FAST, Strategy({"buckets": 0, "cache_capacity": 0})])
 def test_a_rank_that_dies_in_a_trial_is_its_result(strategy: Strategy, rank: Rank) -> None:
     """Also where gradients are exchanged by Horovod, which was initialized again."""
-    rank.answer(lambda _: rank.die())
+    rank.answer(lambda _: rank.die_in_trial())
     runner = LiveRunner(rank.training)
     lost = run(runner, strategy)
     assert lost.status is TrialStatus.CRASHED
     assert lost.reason.endswith(LOST_IN_TRIAL)
     with pytest.raises(TrainingLost):
         run(runner)
+
+
+def test_a_rank_that_dies_before_the_trial_begins_is_not_its_result(rank: Rank) -> None:
+    """It has failed while the trial was chosen, for a reason of its own."""
+    rank.answer(lambda _: rank.die())
+    runner = LiveRunner(rank.training)
+    with pytest.raises(TrainingLost):
+        run(runner)
+    assert not runner.lost
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.3])
@@ -236,7 +249,7 @@ def test_a_rank_that_is_stopped_in_a_trial_is_no_result(
 
 @pytest.mark.parametrize("default", [Strategy(), Strategy({"buckets": 0, "cache_capacity": 1024})])
 def test_under_the_default_nothing_is_to_blame(default: Strategy, rank: Rank) -> None:
-    rank.answer(lambda _: rank.die())
+    rank.answer(lambda _: rank.die_in_trial())
     with pytest.raises(TrainingLost):
         run(LiveRunner(rank.training), default)
 
@@ -297,7 +310,7 @@ def test_a_job_that_hangs_is_killed(rank: Rank, monkeypatch: pytest.MonkeyPatch)
     with subprocess.Popen(["sleep", "1000"]) as sleeper:
         rank.say({"type": "begin", "process": sleeper.pid})
         rank.training.wait("begin")
-        rank.answer(lambda _: None)
+        rank.answer(lambda _: rank.say({"type": "begun"}))
         hung = run(LiveRunner(rank.training), limits=Limits(silence_s=0.5))
         assert sleeper.wait(5) == -signal.SIGTERM
     assert hung.status is TrialStatus.HUNG
@@ -330,7 +343,7 @@ def test_before_it_has_begun_no_process_is_signalled(
     monkeypatch.setattr(live_runner, "_GRACE_S", 0.0)
     monkeypatch.setattr(live_runner, "_LEAST_SILENCE_S", 0.0)
     monkeypatch.setattr(live_runner.os, "kill", lambda *each: signalled.append(each))
-    rank.answer(lambda _: None)
+    rank.answer(lambda _: rank.say({"type": "begun"}))
     hung = run(LiveRunner(rank.training), limits=Limits(silence_s=0.1))
     assert hung.status is TrialStatus.HUNG and not signalled
 

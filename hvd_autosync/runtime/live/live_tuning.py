@@ -331,6 +331,7 @@ class LiveTuning(JoinHook):
     def _begin_trial(self, message: Message) -> None:
         began, spec = perf_counter(), TrialSpec.from_json(json.dumps(message["spec"]))
         self.vanished.trial_begins(spec.strategy)
+        self._send(lambda: {"type": "begun"})
         problem = self._use(spec.strategy, spec.classes)
         self._trial = trial = LiveTrial(spec, began, message["left_s"])
         if problem:
