@@ -319,7 +319,7 @@ class LiveRunner:
         hosts = [[host.name, host.slots] for host in spec.probe]
         self._training.send({"type": "probe", "hosts": hosts})
         link = self._training.wait("link", waiting=report)["link"]
-        reason = "" if link else "the job has no process set of these ranks"
+        reason = "" if link else "a running job has no process set of these ranks alone"
         link = None if link is None else Link.from_json(link)
         return TrialResult(TrialStatus.COMPLETED, reason, link=link)
 

@@ -671,6 +671,21 @@ def test_the_link_is_measured_where_the_gradients_are(monkeypatch: pytest.Monkey
     assert [link and link.ranks for link in links] == [2, 2]
 
 
+def test_no_link_of_a_part_of_the_ranks_is_measured_in_their_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Process sets would stay in it, and ranks would count different operations."""
+    monkeypatch.setattr(probe, "_EACH_S", 0.0)
+    parts = ([("a", 2), ("b", 2)], [("a", 2)], [("a", 1), ("b", 1)])
+    ranks = ThreadRanks(4, seed=0, hosts=2)
+    links = ranks.run(lambda: [probe.probe_in_place(each, torch.device("cpu")) for each in parts])
+    for overall, within, across in links:
+        assert overall is not None and overall.ranks == 4
+        assert within is None and across is None
+    assert "add_process_set" not in ranks.calls
+    assert len({len(names) for names in ranks.names.values()}) == 1
+
+
 @pytest.mark.parametrize(
     ("value", "sent"), [(None, ["end"]), (KeyboardInterrupt(), ["end"]), (ValueError(), [])]
 )
