@@ -50,7 +50,7 @@ class Cost:
 
 
 class LiveStudy:
-    """The tuning of one training, and of it again each time its steps become slower for good.
+    """The tuning of one training, and of it again each time its steps have drifted.
 
     Args:
         training: The training.

@@ -393,7 +393,7 @@ class LiveTuning(JoinHook):
         self._boundary_at = self._steps + 1
 
     def _drifted(self, text: str) -> None:
-        """Steps have become slower for good, as rank 0 has seen."""
+        """Steps have become slower or faster for good, as rank 0 has seen."""
         self._send(lambda: {"type": "drift", "text": text})
 
     def _search_again(self) -> None:
