@@ -84,6 +84,7 @@ class Helper:
             # Signals of the terminal are the job's; the helper ends with its standard input.
             start_new_session=True,
         )
+        _end_before_ranks(process.pid)
         try:
             return cls(process)
         except RuntimeError as error:  # no further thread, as under a limit of processes
@@ -129,6 +130,12 @@ class Helper:
                 stream.flush()
         with contextlib.suppress(OSError):
             stream.close()
+
+
+def _end_before_ranks(process: int) -> None:
+    """Let the kernel end a process, and no rank, where memory is short."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process}/oom_score_adj").write_text("1000")
 
 
 def begin_message(hosts: list[str], *, reinitializes: bool) -> Message:
