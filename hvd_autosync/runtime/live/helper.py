@@ -85,6 +85,7 @@ class Helper:
             start_new_session=True,
         )
         _end_before_ranks(process.pid)
+        _leave_core(process.pid)
         try:
             return cls(process)
         except RuntimeError as error:  # no further thread, as under a limit of processes
@@ -136,6 +137,15 @@ def _end_before_ranks(process: int) -> None:
     """Let the kernel end a process, and no rank, where memory is short."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{process}/oom_score_adj").write_text("1000")
+
+
+def _leave_core(process: int) -> None:
+    """Let a process run where this rank's launcher may, which may have bound the rank to a core.
+
+    Not on all processors: the whole job may be meant for some of them, as by ``taskset``.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(process, os.sched_getaffinity(os.getppid()))
 
 
 def begin_message(hosts: list[str], *, reinitializes: bool) -> Message:
