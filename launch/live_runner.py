@@ -206,8 +206,11 @@ class LiveRunner:
     def __init__(self, training: Training, begun: Strategy | None = None) -> None:
         self._training = training
         self._begun = begun or Strategy()
-        self._best: tuple[float, Strategy, Classes] = (math.inf, Strategy(), {})
+        #: Of each strategy its last step time, seconds, how it is attached, and its classes.
+        self._times: dict[Strategy, tuple[float, Strategy, Classes]] = {}
         self._end: LiveTuningError | None = None
+        #: Whether the ranks have begun the last trial.
+        self._begun_trial = False
 
     @property
     def lost(self) -> bool:
@@ -229,8 +232,9 @@ class LiveRunner:
         """Run one trial; the training then goes on under the best strategy so far.
 
         A training that is lost in the trial of another strategy than its own is the result of that
-        trial. So are ranks of an elastic job that vanish in it, as Horovod goes on without their
-        hosts: a strategy that is left out for nothing costs less than a host.
+        trial, if the ranks had begun it: what is lost before has failed for another reason. So are
+        ranks of an elastic job that vanish in it, as Horovod goes on without their hosts: a
+        strategy that is left out for nothing costs less than a host.
 
         Raises:
             TrainingEnded: The script has ended by itself, or was stopped from outside. The trial
@@ -244,8 +248,8 @@ class LiveRunner:
         fields = json.loads(spec.to_json())
         if not spec.profile:
             fields["warmup_steps"] = min(spec.warmup_steps, WARMUP_STEPS)
-        _, best, classes = self._best
-        going_on = {"best": _named(best, classes), "left_s": limits.total_s}
+        going_on = {"best": _named(*self._best), "left_s": limits.total_s}
+        self._begun_trial = False
         self._training.send({"type": "trial", "spec": fields, **going_on})
         began = time.monotonic()
         try:
@@ -253,7 +257,7 @@ class LiveRunner:
         except TrainingLost as end:
             if self._training.stopped:
                 raise TrainingEnded("the training was stopped") from None
-            if self._is_untouched(spec.strategy):
+            if not self._begun_trial or self._is_untouched(spec.strategy):
                 raise
             # It is known before anything else happens that this strategy was tried then.
             hung = isinstance(end, TrainingHung)
@@ -294,7 +298,8 @@ class LiveRunner:
                 self._kill(f"no step for {silence_s:.0f} s")
 
         while True:
-            message = self._training.wait("step", "alive", "result", waiting=report)
+            message = self._training.wait("begun", "step", "alive", "result", waiting=report)
+            self._begun_trial = self._begun_trial or message["type"] == "begun"
             if message["type"] == "result":
                 return TrialResult.from_json(message["result"])
             steps = message.get("steps", steps)
@@ -314,29 +319,57 @@ class LiveRunner:
         hosts = [[host.name, host.slots] for host in spec.probe]
         self._training.send({"type": "probe", "hosts": hosts})
         link = self._training.wait("link", waiting=report)["link"]
-        reason = "" if link else "the job has no process set of these ranks"
+        reason = "" if link else "a running job has no process set of these ranks alone"
         link = None if link is None else Link.from_json(link)
         return TrialResult(TrialStatus.COMPLETED, reason, link=link)
+
+    @property
+    def _best(self) -> tuple[Strategy, Classes]:
+        """The strategy with the shortest step time that is known; else that of the beginning."""
+        nothing: tuple[float, Strategy, Classes] = (math.inf, Strategy(), {})
+        return min(self._times.values(), key=lambda each: each[0], default=nothing)[1:]
+
+    def remember(self, strategy: Strategy, classes: Classes, result: TrialResult) -> None:
+        """Take in what a trial of this study has measured.
+
+        The last measurement of a strategy counts, not its shortest, which may have been luck. A
+        trial that was cut short has too few steps to count, and a strategy that fails is no best.
+
+        Args:
+            strategy: Its strategy.
+            classes: Which parameters are in which class.
+            result: Its result.
+        """
+        if result.status is TrialStatus.CUT_SHORT:
+            return
+        changed = self._changed(strategy)
+        self._times.pop(changed, None)
+        if result.step_time is not None:
+            kept = (strategy, classes) if changed else (Strategy(), {})
+            self._times[changed] = result.step_time.mean_s, *kept
 
     def _keep_best(self, spec: TrialSpec, result: TrialResult) -> None:
         """Let the training go on under the best strategy while the next one is chosen.
 
-        A trial that was cut short has too few steps to be the best.
+        Also where the trial was that of the best: from then on the ranks know it, and keep it if
+        this process ends.
         """
-        time_s = math.inf
-        if result.step_time is not None and result.status is not TrialStatus.CUT_SHORT:
-            time_s = result.step_time.mean_s
-        if time_s < self._best[0]:
-            self._best = time_s, spec.strategy, spec.classes
-            return
+        self.remember(spec.strategy, spec.classes, result)
         if not self.lost:
-            self._training.send({"type": "use", **_named(*self._best[1:])})
+            self._training.send({"type": "use", **_named(*self._best)})
 
     def _is_untouched(self, strategy: Strategy) -> bool:
         """Return whether the training is under it as its script and its launcher have begun it."""
-        return all(
-            value == self._begun.get(name, catalogue_knob(name).default)
-            for name, value in strategy.items()
+        return not self._changed(strategy)
+
+    def _changed(self, strategy: Strategy) -> Strategy:
+        """Return the knobs that are not as in the beginning of the training."""
+        return Strategy(
+            {
+                name: value
+                for name, value in strategy.items()
+                if value != self._begun.get(name, catalogue_knob(name).default)
+            }
         )
 
     def close(self) -> None:

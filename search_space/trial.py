@@ -43,7 +43,7 @@ OUT_OF_TIME = "the tuning's time limit was reached"
 VANISHED = "ranks have vanished in this trial, by it or not"
 #: If steps are long: the total seconds of the measured steps, and their least number.
 _MEASURED_S, _FEWEST_STEPS = 15.0, 10
-#: File in the driver's folder in which rank 0 reports that steps have become slower.
+#: File in the driver's folder in which rank 0 reports drift of the step time.
 DRIFT_FILE = "drift"
 #: File in the driver's folder with rank 0's report of a run of a recurring job.
 OUTCOME_FILE = "outcome"
@@ -114,7 +114,7 @@ class TrialSpec:
         loss_prediction: Predicted losses of the first windows of a real training.
         expected_step_s: Step time of a real training, as tuning measured it, seconds; 0: unknown.
         driver_folder: The driver's folder. If it exists on a rank's host, rank 0 reports there that
-            steps are slower, and any rank reports a fallback of the loss guard.
+            steps have drifted, and any rank reports a fallback of the loss guard.
         summarized: Whether rank 0 also writes the run report of a real training there.
         adaptive_steps: Whether to measure fewer steps if those of the warm-up are long.
         key: Key that authenticates the trial's messages (:mod:`hvd_autosync.runtime.driver.wire`).

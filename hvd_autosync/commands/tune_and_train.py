@@ -234,10 +234,10 @@ def _keep_fallback(
 
 
 def tell_drift(study: StudyRecord, options: Options, drift: str) -> str:
-    """Record in the store that steps became slower; return the message.
+    """Record in the store a drift of steps; return the message.
 
     Args:
-        study: The study under whose winner they did.
+        study: The study under whose winner they drifted.
         options: The options, with the store.
         drift: The report, for people.
     """
@@ -245,11 +245,13 @@ def tell_drift(study: StudyRecord, options: Options, drift: str) -> str:
 
     try:
         if keep_drift(study, options, drift):
-            return "steps became slower; the next run tunes again"
+            return "the step time has changed for good; the next run tunes again"
     except StoreError as error:
-        return f"steps became slower; this could not be recorded in the store: {error}"
+        return (
+            f"the step time has changed for good; this could not be recorded in the store: {error}"
+        )
     return (
-        "this job was already tuned again because steps became slower; to tune once more: "
+        "this job was already tuned again because its step time had changed; to tune once more: "
         "--autosync-reuse never"
     )
 

@@ -17,6 +17,7 @@ from hvd_autosync.engine.tuning import Listener, TuningInterrupted, tune
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LiveRunner, Training, train_under
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
@@ -49,7 +50,7 @@ class Cost:
 
 
 class LiveStudy:
-    """The tuning of one training, and of it again each time its steps become slower for good.
+    """The tuning of one training, and of it again each time its steps have drifted.
 
     Args:
         training: The training.
@@ -150,7 +151,7 @@ class LiveStudy:
             study = tune(
                 self._job,
                 self._options,
-                self._listener,
+                _Resuming(self._listener, runner),
                 runner=runner,
                 trains=True,
                 fixed=self._fixed,
@@ -177,6 +178,26 @@ class LiveStudy:
         train_under(self._training, strategy, context.classes, context.expected_step_s)
         switched = self._training.wait("switched")
         return Cost(switched["step"], switched["steps"], switched["spent_s"])
+
+
+class _Resuming:
+    """Forwards events, and lets the runner know what a study that is resumed has measured."""
+
+    def __init__(self, listener: Listener, runner: LiveRunner) -> None:
+        self._listener, self._runner = listener, runner
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        event: Callable[..., None] = getattr(self._listener, name)
+        return event
+
+    def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
+        task = study.record.task
+        classes = {} if task is None else parameter_classes(task.model)
+        for trial in study.history:
+            if trial.result is not None:
+                self._runner.remember(trial.strategy, classes, trial.result)
+        self._listener.on_study_start(study, resumed=resumed)
 
 
 def failed_trial(

@@ -102,13 +102,13 @@ def judged_study(options: Options) -> StudyRecord | None:
 
 
 def keep_drift(study: StudyRecord, options: Options, drift: str, *, in_place: bool = False) -> bool:
-    """Record that steps became slower; return whether the next run of the job tunes again.
+    """Record a drift of steps; return whether the next run of the job tunes again.
 
     After a live stage the study of launched trials has the report, too: codecs are judged again. A
     study that was itself a re-tuning gets none, which avoids endless searches.
 
     Args:
-        study: The study under whose winner they did.
+        study: The study under whose winner they drifted.
         options: The options, with the store.
         drift: The report, for people.
         in_place: Whether the training is tuned again at once, which has a limit of its own.

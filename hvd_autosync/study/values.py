@@ -43,8 +43,8 @@ class StudySettings(Record):
         seed: Seed of all random choices.
         transfer: Whether finished studies of related tasks are used.
         expected_hours: Expected hours of the training; tuning must pay within them.
-        retune: Whether the job is tuned again, because the winner of an earlier study was slower in
-            a training or was abandoned there by the loss guard.
+        retune: Whether the job is tuned again, because the step time of an earlier study's winner
+            has drifted in a training, or the loss guard abandoned it there.
         adaptive_steps: Whether trials have fewer steps if steps are long.
         excluded: The strategies that the loss guard ended in trainings of the job; none can win.
         mode: Where trials run: ``"launched"`` or ``"live"``, in the steps of the training.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     _Space = stored_as(SearchSpace, SearchSpace.from_json)
 
-#: Entry of a study's outcome: reports of drift, a lasting slowdown of later trainings.
+#: Entry of a study's outcome: reports of drift, a lasting change of step times of later trainings.
 DRIFT = "drift"
 #: Entry of a study's outcome: fallbacks of the loss guard in later trainings.
 FALLBACKS = "fallbacks"

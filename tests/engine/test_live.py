@@ -100,6 +100,7 @@ class SimulatedTraining:
             if self._vanishes_in == len(trials):
                 self._say({"type": "reset", "vanished": True})
                 return
+            self._say({"type": "begun"})
             if self._dies_in == len(trials):
                 self._write.close()
                 return
@@ -346,6 +347,25 @@ def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -
     assert failed_trial(JOB, chosen, "9") is None
     TraceStore(chosen.store).finish(record.study_id, StudyStatus.FINISHED, {}, None)
     assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1], "it may be the last trial"
+
+
+def test_a_study_that_is_resumed_goes_on_under_the_best_that_it_has_measured(
+    tmp_path: Path,
+) -> None:
+    chosen = options(tmp_path)
+    with pytest.raises(RanksChanged):
+        study_of(SimulatedTraining(vanishes_in=3), chosen)[0].run()
+    store = TraceStore(chosen.store)
+    (record,) = store.studies()
+    store.let_go(record.study_id)
+    default, fast, _ = (trial.strategy for trial in store.trials(record.study_id))
+    assert fast.get("buckets") and not default.get("buckets")
+    simulated = SimulatedTraining()
+    with pytest.raises(TrainingEnded):
+        study_of(simulated, chosen)[0].run()
+    assert store.studies()[0].study_id == record.study_id
+    first = next(each for each in simulated.received if each["type"] == "trial")
+    assert first["best"]["strategy"] == dict(fast)
 
 
 @pytest.mark.parametrize(

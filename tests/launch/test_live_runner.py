@@ -60,6 +60,10 @@ class Rank:
     def die(self) -> None:
         self._write.close()
 
+    def die_in_trial(self) -> None:
+        self.say({"type": "begun"})
+        self.die()
+
     def hang_up(self) -> None:
         """Return when all that was sent has been received."""
         assert self._thread is not None
@@ -113,15 +117,18 @@ def test_trials_and_what_the_training_goes_on_with(rank: Rank) -> None:
     train_under(rank.training, FAST, {"large": ("w",)}, 0.1)
     rank.hang_up()
     kinds = [message["type"] for message in rank.received]
-    assert kinds == ["trial", "trial", "trial", "use", "train"]
-    assert [message["best"]["strategy"] for message in rank.received[:3]] == [{}, {}, dict(FAST)]
-    assert rank.received[3]["strategy"] == dict(FAST), "the last one was slower"
-    assert rank.received[4]["classes"] == {"large": ["w"]}
+    assert kinds == [*["trial", "use"] * 3, "train"]
+    trials, uses = rank.received[:6:2], rank.received[1:6:2]
+    assert [message["best"]["strategy"] for message in trials] == [{}, {}, dict(FAST)]
+    assert [message["strategy"] for message in uses] == [{}, dict(FAST), dict(FAST)], (
+        "also of the best itself; the last one was slower"
+    )
+    assert rank.received[6]["classes"] == {"large": ["w"]}
 
 
 def test_a_trial_that_was_cut_short_is_not_the_best_so_far(rank: Rank) -> None:
     short = result(0.1, TrialStatus.CUT_SHORT)
-    answers = iter([result(0.2), short, result(0.15), result(0.15)])
+    answers = iter([result(0.2), short, result(0.15), result(0.16)])
 
     def react(message: dict[str, Any]) -> None:
         if message["type"] == "trial":
@@ -135,7 +142,37 @@ def test_a_trial_that_was_cut_short_is_not_the_best_so_far(rank: Rank) -> None:
     trials = [message for message in rank.received if message["type"] == "trial"]
     assert [message["best"]["strategy"] for message in trials] == [{}, {}, {}, dict(FAST)]
     uses = [message["strategy"] for message in rank.received if message["type"] == "use"]
-    assert uses == [{}, dict(FAST)], "after the one that was cut short, and the last"
+    assert uses == [{}, {}, dict(FAST), dict(FAST)], "not the one that was cut short"
+
+
+def best_after(rank: Rank, *trials: tuple[Strategy, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run trials with these results; return the strategies with which the training went on."""
+    results = iter([each for _, each in trials])
+
+    def react(message: dict[str, Any]) -> None:
+        if message["type"] == "trial":
+            rank.say(next(results))
+
+    rank.answer(react)
+    runner = LiveRunner(rank.training)
+    for strategy, _ in trials:
+        run(runner, strategy)
+    rank.hang_up()
+    return [each["strategy"] for each in rank.received if each["type"] == "use"]
+
+
+def test_a_lucky_measurement_is_refuted_by_later_ones(rank: Rank) -> None:
+    """Also where they name knobs at their defaults, as those of a confirmation do."""
+    default, fast = Strategy({"buckets": 0}), Strategy({**FAST, "cache_capacity": 1024})
+    trials = [(Strategy(), 0.2), (FAST, 0.1), (default, 0.2), (fast, 0.3)]
+    uses = best_after(rank, *((each, result(step_s)) for each, step_s in trials))
+    assert uses == [{}, dict(FAST), dict(FAST), {}]
+
+
+def test_a_strategy_that_fails_later_is_not_the_best(rank: Rank) -> None:
+    crashed = {"type": "result", "result": TrialResult(TrialStatus.CRASHED).to_json()}
+    trials = (Strategy(), result(0.2)), (FAST, result(0.1)), (FAST, crashed)
+    assert best_after(rank, *trials) == [{}, dict(FAST), {}]
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
@@ -174,13 +211,22 @@ def test_a_trial_knows_the_time_that_is_left(rank: Rank) -> None:
 @pytest.mark.parametrize("strategy", [FAST, Strategy({"buckets": 0, "cache_capacity": 0})])
 def test_a_rank_that_dies_in_a_trial_is_its_result(strategy: Strategy, rank: Rank) -> None:
     """Also where gradients are exchanged by Horovod, which was initialized again."""
-    rank.answer(lambda _: rank.die())
+    rank.answer(lambda _: rank.die_in_trial())
     runner = LiveRunner(rank.training)
     lost = run(runner, strategy)
     assert lost.status is TrialStatus.CRASHED
     assert lost.reason.endswith(LOST_IN_TRIAL)
     with pytest.raises(TrainingLost):
         run(runner)
+
+
+def test_a_rank_that_dies_before_the_trial_begins_is_not_its_result(rank: Rank) -> None:
+    """It has failed while the trial was chosen, for a reason of its own."""
+    rank.answer(lambda _: rank.die())
+    runner = LiveRunner(rank.training)
+    with pytest.raises(TrainingLost):
+        run(runner)
+    assert not runner.lost
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.3])
@@ -203,7 +249,7 @@ def test_a_rank_that_is_stopped_in_a_trial_is_no_result(
 
 @pytest.mark.parametrize("default", [Strategy(), Strategy({"buckets": 0, "cache_capacity": 1024})])
 def test_under_the_default_nothing_is_to_blame(default: Strategy, rank: Rank) -> None:
-    rank.answer(lambda _: rank.die())
+    rank.answer(lambda _: rank.die_in_trial())
     with pytest.raises(TrainingLost):
         run(LiveRunner(rank.training), default)
 
@@ -264,7 +310,7 @@ def test_a_job_that_hangs_is_killed(rank: Rank, monkeypatch: pytest.MonkeyPatch)
     with subprocess.Popen(["sleep", "1000"]) as sleeper:
         rank.say({"type": "begin", "process": sleeper.pid})
         rank.training.wait("begin")
-        rank.answer(lambda _: None)
+        rank.answer(lambda _: rank.say({"type": "begun"}))
         hung = run(LiveRunner(rank.training), limits=Limits(silence_s=0.5))
         assert sleeper.wait(5) == -signal.SIGTERM
     assert hung.status is TrialStatus.HUNG
@@ -297,7 +343,7 @@ def test_before_it_has_begun_no_process_is_signalled(
     monkeypatch.setattr(live_runner, "_GRACE_S", 0.0)
     monkeypatch.setattr(live_runner, "_LEAST_SILENCE_S", 0.0)
     monkeypatch.setattr(live_runner.os, "kill", lambda *each: signalled.append(each))
-    rank.answer(lambda _: None)
+    rank.answer(lambda _: rank.say({"type": "begun"}))
     hung = run(LiveRunner(rank.training), limits=Limits(silence_s=0.1))
     assert hung.status is TrialStatus.HUNG and not signalled
 

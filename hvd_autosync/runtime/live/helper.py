@@ -84,6 +84,8 @@ class Helper:
             # Signals of the terminal are the job's; the helper ends with its standard input.
             start_new_session=True,
         )
+        _end_before_ranks(process.pid)
+        _leave_core(process.pid)
         try:
             return cls(process)
         except RuntimeError as error:  # no further thread, as under a limit of processes
@@ -129,6 +131,21 @@ class Helper:
                 stream.flush()
         with contextlib.suppress(OSError):
             stream.close()
+
+
+def _end_before_ranks(process: int) -> None:
+    """Let the kernel end a process, and no rank, where memory is short."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process}/oom_score_adj").write_text("1000")
+
+
+def _leave_core(process: int) -> None:
+    """Let a process run where this rank's launcher may, which may have bound the rank to a core.
+
+    Not on all processors: the whole job may be meant for some of them, as by ``taskset``.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(process, os.sched_getaffinity(os.getppid()))
 
 
 def begin_message(hosts: list[str], *, reinitializes: bool) -> Message:

@@ -331,6 +331,7 @@ class LiveTuning(JoinHook):
     def _begin_trial(self, message: Message) -> None:
         began, spec = perf_counter(), TrialSpec.from_json(json.dumps(message["spec"]))
         self.vanished.trial_begins(spec.strategy)
+        self._send(lambda: {"type": "begun"})
         problem = self._use(spec.strategy, spec.classes)
         self._trial = trial = LiveTrial(spec, began, message["left_s"])
         if problem:
@@ -392,7 +393,7 @@ class LiveTuning(JoinHook):
         self._boundary_at = self._steps + 1
 
     def _drifted(self, text: str) -> None:
-        """Steps have become slower for good, as rank 0 has seen."""
+        """Steps have become slower or faster for good, as rank 0 has seen."""
         self._send(lambda: {"type": "drift", "text": text})
 
     def _search_again(self) -> None:

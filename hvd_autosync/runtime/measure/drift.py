@@ -1,10 +1,11 @@
-"""Detects when the steps of a real training have become slower permanently.
+"""Detects when the steps of a real training have become slower or faster permanently.
 
 Each rank watches itself only: no collective is added to the script's. Medians over windows of steps
 are compared with what tuning measured, and the compute time (without waiting) with that at the
 beginning of this training. Rank 0 reports slower steps, and any rank reports that it computes more
 slowly: if none does, the network remains as the cause. With accelerators, and in scripts that
-reduce by hand, it is not known which rank waits for which; there only rank 0 reports.
+reduce by hand, it is not known which rank waits for which; there only rank 0 reports. It reports
+faster steps, too: on a network that is free again another strategy may be the fastest.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from hvd_autosync.util.print_line import print_line
 
 #: A window has at least this many steps and lasts at least this many seconds.
 _WINDOW_STEPS, _WINDOW_S = 64, 5.0
-#: Steps have become slower if this many windows in a row exceed the reference by this factor.
+#: Steps have become slower, or faster, if this many windows in a row exceed the reference by this
+#: factor, or fall below it by as much.
 FOR_GOOD, FACTOR = 8, 1.25
 #: The first window is warm-up; this many that follow are the beginning.
 _BEGINNING = 4
 
 
 class Level:
-    """One quantity: its expected value, and whether it has exceeded that permanently.
+    """One quantity: its expected value, and whether it has left that permanently.
 
     Args:
         expected: The expected value, seconds; ``None``: the median of the beginning.
@@ -52,7 +54,7 @@ class Level:
         """Take the median of the next window.
 
         Returns:
-            The current level if it is permanently higher, else ``None``.
+            The current level if it is permanently higher or lower, else ``None``.
         """
         if not self._warm:
             self._warm = True
@@ -62,8 +64,9 @@ class Level:
             self.expected = statistics.median(self._recent)
         if self.expected is None or len(self._recent) < FOR_GOOD:
             return None
-        slowest = min(self._recent)
-        return statistics.median(self._recent) if slowest > FACTOR * self.expected else None
+        higher = min(self._recent) > FACTOR * self.expected
+        lower = max(self._recent) < self.expected / FACTOR
+        return statistics.median(self._recent) if higher or lower else None
 
 
 class DriftWatch:
@@ -132,12 +135,13 @@ class DriftWatch:
     def _end_window(self) -> None:
         step, own = map(statistics.median, (self._step_s, self._own_s))
         self._step_s, self._own_s = [], []
-        slower, computing = self._step.moved(step), self._own.moved(own)
-        if slower is not None and computing is not None and not self._reported_own:
+        moved, computing = self._step.moved(step), self._own.moved(own)
+        slower = moved is not None and moved > self._expected_s
+        if moved is not None and slower and computing is not None and not self._reported_own:
             before = self._own.expected or 0.0
             # A rank that waits more also computes a little more slowly: waiting takes processors
             # too.
-            if computing - before >= (slower - self._expected_s) / 2:
+            if computing - before >= (moved - self._expected_s) / 2:
                 self._reported_own = True
                 print_line(
                     f"rank {rank()} on {socket.gethostname()} computes more slowly: "
@@ -145,12 +149,17 @@ class DriftWatch:
                     "the beginning; another process may run on this host, or its processors may be "
                     "throttled"
                 )
-        if slower is not None and not self._reported and rank() == 0:
+        if moved is not None and not self._reported and rank() == 0:
             self._reported = True
+            why = (
+                "unless a rank reports that it computes more slowly, another job may use the "
+                "network"
+                if slower
+                else "another strategy may be the fastest now"
+            )
             text = (
-                f"steps have become slower: {1e3 * slower:.4g} ms, tuning measured "
-                f"{1e3 * self._expected_s:.4g} ms; unless a rank reports that it computes more "
-                "slowly, another job may use the network"
+                f"steps have become {'slower' if slower else 'faster'}: {1e3 * moved:.4g} ms, "
+                f"tuning measured {1e3 * self._expected_s:.4g} ms; {why}"
             )
             print_line(text)
             self._on_drift(text)

@@ -69,6 +69,9 @@ class Epochs:
 
     def on_begin(self, loader: Any, iterator: Any) -> None:
         """An epoch begins."""
+        on_begin = None if self._on_begin is None else self._on_begin()
+        if on_begin is not None:
+            on_begin(loader, iterator)
         try:
             batches = len(loader)
         except Exception:  # as its dataset or sampler likes
@@ -76,12 +79,9 @@ class Epochs:
         key = id(iterator)
         reference = weakref.ref(iterator, functools.partial(_on_gone, weakref.ref(self), key))
         self._epochs[key] = _Epoch(reference, batches, loader.batch_size)
-        on_begin = None if self._on_begin is None else self._on_begin()
-        if on_begin is not None:
-            on_begin(loader, iterator)
 
     def call_on_begin(self, on_begin: Callable[[Any, Any], None]) -> None:
-        """Call a method with the loader and its iterator when an epoch begins.
+        """Call a method with the loader and its iterator when an epoch begins, of any length.
 
         Its object is not kept alive.
         """

@@ -15,15 +15,12 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from hvd_autosync.errors import SpaceError
-from hvd_autosync.runtime.collectives.levels import two_levels
 from hvd_autosync.runtime.collectives.operations import (
     Max,
     ProcessSet,
     Sum,
     all_ranks,
     allreduce_async_,
-    cross_rank,
     init,
     local_rank,
     rank,
@@ -77,27 +74,22 @@ def measure(key: str) -> NoReturn:
 
 
 def probe_in_place(hosts: Sequence[tuple[str, int]], device: torch.device) -> Link | None:
-    """Measure a link in a running job, between two of its steps; a collective.
+    """Measure the link between all ranks of a running job, between two steps; a collective.
+
+    No link of a part of the ranks is measured. It needs process sets, which would stay in the job,
+    and each delays every later operation. And all ranks must make equally many operations: Horovod
+    names the script's unnamed ones by their number, and would wait for one of another number.
 
     Args:
-        hosts: Names of the hosts that take part, and how many of their ranks: all ranks of the
-            job, those of its first host, or one on each host.
+        hosts: Names of the hosts that take part, and how many of their ranks.
         device: The device of the gradients; the script's current device stays what it is.
 
     Returns:
-        The link on rank 0; ``None`` on ranks that take no part, and where the job has no process
-        set of these ranks.
+        The link; ``None`` where these are not all ranks of the job.
     """
-    group = all_ranks()
     if sum(slots for _, slots in hosts) < size():
-        try:
-            levels = two_levels()
-        except SpaceError:
-            return None
-        group = levels.within if len(hosts) == 1 else levels.across
-        if (cross_rank() if len(hosts) == 1 else local_rank()) != 0:
-            return None
-    return measure_link(device, group)
+        return None
+    return measure_link(device, all_ranks())
 
 
 def measure_link(device: torch.device, group: ProcessSet) -> Link:

@@ -160,7 +160,7 @@ def test_a_trial_and_the_training_under_its_winner(attached: Attached) -> None:
     assert [strategy for _, strategy in attached.by_rank[0]] == [FAST, Strategy()]
     assert attached.by_rank[0] == attached.by_rank[1]
     kinds = [m["type"] for m in helper.sent if m["type"] != "step"]
-    assert kinds == ["begin", "result", "switched"]
+    assert kinds == ["begin", "begun", "result", "switched"]
 
 
 def test_a_strategy_that_does_not_fit_is_the_result(attached: Attached) -> None:
@@ -303,6 +303,12 @@ def test_a_lost_helper_leaves_the_best_strategy(
     assert noted.startswith("live tuning has ended: the process that tunes has ended"), noted
 
 
+def test_a_helper_that_is_lost_after_a_faster_trial_leaves_its_strategy(attached: Attached) -> None:
+    """Which is the best known, though no trial has followed."""
+    train(attached, Helper(trial(FAST), {"type": "use", **named(FAST)}, LOST), lambda _: [200])
+    assert [strategy for _, strategy in attached.by_rank[1]] == [FAST]
+
+
 @pytest.mark.parametrize(
     "message", [{"type": "use"}, {"type": "train", "expected_step_s": 0.1}, LOST]
 )
@@ -315,7 +321,9 @@ def test_where_the_best_cannot_be_attached_the_default_is(
     helper = Helper({**trial(FAST), "best": named(BEST)}, last, trial(FAST))
     train(attached, helper, lambda _: [300])
     assert [strategy for _, strategy in attached.by_rank[1]] == [FAST, Strategy()]
-    assert [m["type"] for m in helper.sent if m["type"] != "step"] == ["begin", "result", "refused"]
+    assert [m["type"] for m in helper.sent if m["type"] != "step"] == [
+        *("begin", "begun", "result", "refused")
+    ]
     (line,) = capsys.readouterr().err.splitlines()
     assert "the best strategy cannot be attached: it does not fit" in line
 
@@ -424,7 +432,7 @@ def test_where_operations_are_always_under_way_tuning_ends(
     helper = Helper(trial(FAST))
     train(attached, helper, lambda _: [4000])
     assert not attached.by_rank
-    assert [m["type"] for m in helper.sent] == ["begin", "refused"]
+    assert {m["type"] for m in helper.sent} == {"begin", "begun", "refused"}
     assert "after each step not now: 1 operations" in capsys.readouterr().err
 
 
@@ -661,6 +669,21 @@ def test_the_link_is_measured_where_the_gradients_are(monkeypatch: pytest.Monkey
         lambda: links.append(probe.probe_in_place(hosts, torch.device("cpu")))
     )
     assert [link and link.ranks for link in links] == [2, 2]
+
+
+def test_no_link_of_a_part_of_the_ranks_is_measured_in_their_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Process sets would stay in it, and ranks would count different operations."""
+    monkeypatch.setattr(probe, "_EACH_S", 0.0)
+    parts = ([("a", 2), ("b", 2)], [("a", 2)], [("a", 1), ("b", 1)])
+    ranks = ThreadRanks(4, seed=0, hosts=2)
+    links = ranks.run(lambda: [probe.probe_in_place(each, torch.device("cpu")) for each in parts])
+    for overall, within, across in links:
+        assert overall is not None and overall.ranks == 4
+        assert within is None and across is None
+    assert "add_process_set" not in ranks.calls
+    assert len({len(names) for names in ranks.names.values()}) == 1
 
 
 @pytest.mark.parametrize(

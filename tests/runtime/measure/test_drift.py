@@ -219,6 +219,22 @@ def test_steps_of_a_second_optimizer_are_none(
     assert text.startswith("steps have become slower: 1000 ms")
 
 
+def test_faster_steps_are_reported_once_and_no_rank_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """As on a network that was busy while the job was tuned; the processors are slower, too."""
+    training, drifted = Training(tmp_path, monkeypatch), list[str]()
+    training.watch = DriftWatch(0.1, "", clock=lambda: training.now, on_drift=drifted.append)
+    training.windows(5, computing=0.03, waiting=0.03)
+    training.windows(15, computing=0.04, waiting=0.02)
+    (text,) = said()
+    assert drifted == [text]
+    assert numbers(text, "steps have become faster: (.*) ms, tuning measured (.*) ms; ") == [
+        pytest.approx(60, rel=0.05),
+        100,
+    ]
+
+
 def levels(values: Iterable[float], expected: float | None = None) -> list[float]:
     level = Level(expected)
     return [moved for value in values if (moved := level.moved(value)) is not None]
@@ -229,6 +245,8 @@ def test_levels() -> None:
     assert levels([9.0] + [1.0] * 4 + [1.3] * 8) == [1.3]
     assert levels([1.3] * 8, expected=1.0) == []
     assert levels([1.3] * 9, expected=1.0) == [1.3]
+    assert levels([0.79] * 8 + [0.81] * 9, expected=1.0) == []
+    assert levels([0.79] * 9, expected=1.0) == [0.79]
 
 
 def test_a_level_does_not_grow_with_the_training() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,12 @@ class Stream(IterableDataset[torch.Tensor]):
 class Points:
     replicas_in_sync = True
 
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+
+    def on_begin(self, loader: Any, iterator: Any) -> None:
+        self.begun.append(loader)
+
     def at_sync_point(self, why: SyncPoint) -> None:
         raise AssertionError(why)
 
@@ -38,8 +45,11 @@ class Points:
 def test_a_loader_may_have_no_length(length: object) -> None:
     points = Points()
     epochs = Epochs(points)
+    epochs.call_on_begin(points.on_begin)
+    loader = DataLoader(Stream(length), batch_size=2)
     try:
-        assert sum(1 for _ in DataLoader(Stream(length), batch_size=2)) == 2
+        assert sum(1 for _ in loader) == 2
         assert not epochs.seen
+        assert points.begun == [loader], "the step in which its workers start is unlike others"
     finally:
         patches.uninstall("epochs")
