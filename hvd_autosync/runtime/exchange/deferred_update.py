@@ -83,7 +83,7 @@ class DeferredUpdate:
         self._group_swap = ParameterGroupSwap(optimizer)
         #: The class of parameters that were not accessed since the last step, and these parameters.
         self._reach = weakly(self.settle)
-        self._class = marked_class(self._reach)
+        self._class = marked_class(self._reach, weakly(self.arrived))
         self._marked: set[nn.Parameter] = set()
         self._warned: set[str] = set()
         _LIVE.add(self)
