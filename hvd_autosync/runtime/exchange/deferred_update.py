@@ -21,7 +21,8 @@ import copy
 import functools
 import gc
 import weakref
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -76,14 +77,13 @@ class DeferredUpdate:
         self._steps = 0
         #: Deferrable buckets, as far as is known, with their parameters' memory.
         self._deferrable: dict[Bucket, list[Memory]] = {}
-        #: Deferred steps: parameter -> its bucket; bucket -> its gradients, with their versions.
+        #: Deferred steps: parameter -> its bucket; bucket -> what is to be done.
         self._waiting: dict[nn.Parameter, Bucket] = {}
-        self._gradients: dict[Bucket, list[tuple[torch.Tensor, int]]] = {}
-        self._options: list[dict[str, Any]] = []
+        self._own_steps: dict[Bucket, _OwnStep] = {}
         self._group_swap = ParameterGroupSwap(optimizer)
         #: The class of parameters that were not accessed since the last step, and these parameters.
         self._reach = weakly(self.settle)
-        self._class = marked_class(self._reach)
+        self._class = marked_class(self._reach, weakly(self.arrived))
         self._marked: set[nn.Parameter] = set()
         self._warned: set[str] = set()
         _LIVE.add(self)
@@ -156,15 +156,14 @@ class DeferredUpdate:
 
     def begin(self, deferred: Collection[Bucket]) -> None:
         """The optimizer's step begins, without the ``deferred`` buckets."""
+        options: dict[nn.Parameter, dict[str, Any]] = {}
+        for group in self._optimizer.param_groups:
+            own = {name: _kept(value) for name, value in group.items() if name != "params"}
+            options.update(dict.fromkeys(group["params"], own))
         for bucket in deferred:
-            self._gradients[bucket] = [(g, g._version) for g in map(_gradient, bucket.parameters)]
+            self._own_steps[bucket] = _OwnStep(self._optimizer, bucket.parameters, options)
             self._waiting.update(dict.fromkeys(bucket.parameters, bucket))
             _WAITING.add(self)
-        # The script may change options before the deferred step, as a schedule does.
-        self._options = [
-            {name: _kept(value) for name, value in group.items() if name != "params"}
-            for group in self._optimizer.param_groups
-        ]
         self._group_swap.make(lambda whole: () if whole in self._waiting else (whole,))
         self._mark(self._waiting)
 
@@ -202,8 +201,8 @@ class DeferredUpdate:
 
     def settle_all(self) -> None:
         """Make all deferred steps."""
-        while self._gradients:
-            self._settle(next(iter(self._gradients)))
+        while self._own_steps:
+            self._settle(next(iter(self._own_steps)))
         for parameter in list(self._marked):
             self._unmark(parameter)
 
@@ -244,44 +243,87 @@ class DeferredUpdate:
             )
 
     def _settle(self, bucket: Bucket) -> None:
-        gradients = self._gradients.pop(bucket)
+        own_step = self._own_steps.pop(bucket)
         for parameter in bucket.parameters:
             del self._waiting[parameter]
             self._unmark(parameter)
-        now = [parameter.grad for parameter in bucket.parameters]
-        for parameter, (gradient, version) in zip(bucket.parameters, gradients, strict=True):
-            if gradient._version != version:
-                # It ends the training: no plan that does not fit, which others could follow.
-                raise AutosyncError(
-                    "order 'priority': a gradient was changed in place after step()", hint=_HINT
-                )
-            parameter.grad = gradient
         try:
+            own_step.check()
             with Waiting(current.waited):
                 self._dispatcher.finish_deferred(bucket)
-            self._step(set(bucket.parameters))
+            own_step.make()
         finally:
-            for parameter, new in zip(bucket.parameters, now, strict=True):
-                parameter.grad = new
             if not self._waiting:
                 _WAITING.discard(self)
 
-    def _step(self, parameters: set[nn.Parameter]) -> None:
-        """The optimizer's own step for some parameters, with the options of the deferred step."""
-        optimizer = self._optimizer
-        groups = optimizer.param_groups
-        optimizer.param_groups = [
-            {**options, "params": [p for p in group["params"] if p in parameters]}
-            for options, group in zip(
-                self._options, groups, strict=False
-            )  # groups added since come last
-        ]
-        try:
-            step = own_class(optimizer).step
-            # Without the script's hooks, which have run in the step that this is a part of.
-            getattr(step, "__wrapped__", step)(optimizer)
-        finally:
-            optimizer.param_groups = groups
+
+class _OwnStep:
+    """The optimizer's own step for the parameters of a bucket, as it would be now, made later.
+
+    Until then the script may change options, as a schedule does, groups, and states. So the step is
+    one of another optimizer of the script's class, whose parameters are others of the same memory.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: Those of the bucket, with gradients; one that is in no group is not stepped.
+        options: Parameter -> the options of its group; they stay as they are.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        parameters: Collection[nn.Parameter],
+        options: Mapping[nn.Parameter, dict[str, Any]],
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = [parameter for parameter in parameters if parameter in options]
+        #: The script's states, and what is in them.
+        self._states = [optimizer.state.setdefault(each, {}) for each in self._parameters]
+        self._before = [dict(state) for state in self._states]
+        self._twins = [nn.Parameter(p.detach(), p.requires_grad) for p in self._parameters]
+        groups: dict[int, dict[str, Any]] = {}
+        for parameter, twin in zip(self._parameters, self._twins, strict=True):
+            twin.grad = parameter.grad
+            own = options[parameter]
+            groups.setdefault(id(own), {**own, "params": []})["params"].append(twin)
+        self._stepping: Any = object.__new__(own_class(optimizer))
+        vars(self._stepping).update(vars(optimizer))
+        self._stepping.param_groups = list(groups.values())
+        copies = zip(self._twins, map(dict, self._before), strict=True)
+        self._stepping.state = defaultdict(dict, copies)
+        values = [value for state in self._before for value in state.values()]
+        tensors = [twin.grad for twin in self._twins]
+        tensors += [value for value in values if isinstance(value, torch.Tensor)]
+        self._used = [(tensor, tensor._version) for tensor in tensors if tensor is not None]
+
+    def check(self) -> None:
+        """Check that what it uses is as it was.
+
+        Raises:
+            AutosyncError: The script has changed a gradient, or a state, in place.
+        """
+        if any(tensor._version != version for tensor, version in self._used):
+            # It ends the training: no plan that does not fit, which others could follow.
+            raise AutosyncError(
+                "order 'priority': a gradient or an optimizer's state was changed in place after "
+                "step()",
+                hint=_HINT,
+            )
+
+    def make(self) -> None:
+        """Make it; what the script has removed of the states meanwhile stays removed."""
+        step = own_class(self._optimizer).step
+        # Without the script's hooks, which have run in the step that this is a part of.
+        getattr(step, "__wrapped__", step)(self._stepping)
+        its = zip(self._parameters, self._twins, self._states, self._before, strict=True)
+        for parameter, twin, state, before in its:
+            if self._optimizer.state.get(parameter) is not state:
+                continue
+            for name, value in self._stepping.state[twin].items():
+                if state.get(name) is before.get(name):
+                    state[name] = value
+            if not state:  # as before, for an optimizer without states
+                del self._optimizer.state[parameter]
 
 
 def collect_dropped(parameters: Collection[nn.Parameter]) -> None:
@@ -330,11 +372,6 @@ def _settle_at_the_end() -> None:
 
     settle_before(_settle_live)
     collectives().before_leaving(settle)
-
-
-def _gradient(parameter: nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None, "buckets create missing gradients"
-    return parameter.grad
 
 
 def _kept(value: Any) -> Any:

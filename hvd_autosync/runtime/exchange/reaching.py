@@ -22,13 +22,17 @@ import torch
 from torch import nn
 
 Reach = Callable[[Any], None]
+_SET_GRADIENT = torch.Tensor.grad.__set__  # type: ignore[union-attr]
 
 
-def marked_class(reach: Reach) -> type[nn.Parameter]:
+def marked_class(reach: Reach, arrived: Reach) -> type[nn.Parameter]:
     """Return the class of parameters while their steps are deferred.
 
     Args:
         reach: Called with a parameter before it is used; makes it a plain parameter again.
+        arrived: Called before with a parameter that the script gives a gradient. Nothing has used
+            the parameter, so what computed the gradient has read it without Python's knowledge, as
+            the transforms of ``torch.func`` do.
     """
 
     class Marked(nn.Parameter):
@@ -44,6 +48,8 @@ def marked_class(reach: Reach) -> type[nn.Parameter]:
             kwargs: dict[str, Any] | None = None,
         ) -> Any:
             kwargs = kwargs or {}
+            if function == _SET_GRADIENT and args[1] is not None:
+                arrived(args[0])
             for tensor in _flattened([args, kwargs]):
                 if type(tensor) is cls:
                     reach(tensor)

@@ -24,7 +24,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.reached: list[Any] = []
-        self.cls = marked_class(self.reach)
+        self.given: list[Any] = []
+        self.cls = marked_class(self.reach, self.given.append)
 
     def reach(self, parameter: Any) -> None:
         parameter.__class__ = nn.Parameter
@@ -68,6 +69,19 @@ def test_whatever_python_does_with_a_parameter_is_seen_first(use: Callable[[Any]
     assert watch.reached == [parameter]
     assert type(parameter) is nn.Parameter
     assert not isinstance(result, watch.cls)
+
+
+def test_a_gradient_that_is_computed_without_reading_the_parameter_is_told_first() -> None:
+    watch = Watch()
+    parameter = watch.mark()
+    gradient = torch.func.grad(lambda held: held["p"].pow(2).sum())({"p": parameter})["p"]
+    assert not watch.reached
+    parameter.grad = None
+    assert watch.reached == [parameter] and not watch.given
+    parameter.__class__ = watch.cls
+    parameter.grad = gradient
+    assert watch.given == [parameter]
+    assert torch.equal(parameter.grad, 2 * torch.ones(2, 2))
 
 
 def test_copies_are_plain() -> None:

@@ -169,6 +169,51 @@ def case_two_optimizers_of_one_module():
     assert_close(*results)
 
 
+def case_groups_and_states_that_are_dropped_before_the_step_is_taken():
+    """The steps that wait are those of before; later ones are without what was dropped."""
+    skip_unless_steps_wait()
+
+    def drop_group(optimizer):
+        del optimizer.param_groups[0]
+
+    def drop_states(optimizer):
+        optimizer.state.clear()
+
+    def drop_buffers(optimizer):
+        for state in optimizer.state.values():
+            state.pop("momentum_buffer", None)
+
+    for drop in (drop_group, drop_states, drop_buffers):
+        results = []
+        for factory in (OURS, HOROVODS):
+            model = mlp()
+            groups = [
+                {"params": layer.parameters(), "lr": 0.1 + place / 10}
+                for place, layer in enumerate((model[0], model[2], model[4]))
+            ]
+            base = torch.optim.SGD(groups, momentum=0.9)
+            model, distributed = make(factory, model=model, base=base)
+            for number in range(8):
+                step(model, distributed, number)
+                if number == 5 or (number == 6 and drop is drop_states):
+                    assert factory is HOROVODS or waits(distributed)
+                    drop(distributed)
+            results.append([parameter.detach() for parameter in model.parameters()])
+        try:
+            assert_close(*results)
+        except AssertionError as error:
+            raise AssertionError(drop.__name__) from error
+
+
+def case_an_optimizer_without_states_gets_none():
+    skip_unless_steps_wait()
+    model = mlp()
+    model, distributed = make(model=model, base=torch.optim.SGD(model.parameters(), lr=0.1))
+    steps(model, distributed)
+    assert waits(distributed)
+    assert distributed.state_dict()["state"] == {} and not distributed.state
+
+
 def case_parameters_that_are_added_while_steps_wait():
     results = []
     for factory in (OURS, HOROVODS):
@@ -262,12 +307,8 @@ def case_a_gradient_that_is_changed_after_the_step_is_noticed():
     skip_unless_steps_wait()
     model, distributed = make()
     steps(model, distributed)
-    held = [
-        g
-        for gradients in exchange_of(distributed)._deferred_update._gradients.values()
-        for g, _ in gradients
-    ]
-    held[0].zero_()
+    gradient, _ = next(iter(exchange_of(distributed)._deferred_update._own_steps.values()))._used[0]
+    gradient.zero_()
     with raises(AutosyncError, "changed in place"):
         try:
             list(model.parameters())
@@ -280,6 +321,15 @@ def case_a_gradient_that_is_changed_after_the_step_is_noticed():
             parameter.grad.zero_()
     assert waits(distributed) == 0
     assert_close(list(model.parameters()), expected(6))
+
+
+def case_a_state_that_is_changed_after_the_step_is_noticed():
+    skip_unless_steps_wait()
+    model, distributed = make()
+    steps(model, distributed)
+    next(iter(distributed.state.values()))["momentum_buffer"].zero_()
+    with raises(AutosyncError, "changed in place"):
+        list(model.parameters())
 
 
 def case_first_layers_are_sent_first():
