@@ -134,16 +134,18 @@ def exchange_costs(
     if resources.even_levels and within is not None and across is not None:
         # Each rank of a host has its own part and exchanges it with one rank of each other host.
         hosts = len(resources.hosts)
+        by_levels = exchange == "hierarchical"
+        passes = np.where(by_levels, passes * hosts / resources.world_size, passes)
         share = _wire_share(
             name, gradients, own, columns, hosts, parts=resources.world_size // hosts
         )
         share = np.where(in_parts, share * _parts_share_across(resources), share)
-        between = lossless & (exchange == "hierarchical")
+        between = lossless & by_levels
         across_share = summed if hosts == 2 else _parts_share_across(resources, summed, summed)
         share = np.where(between, across_share, share)
         passes = np.where(between, coding * hosts / resources.world_size, passes)
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
-        wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
+        wire_s = np.where(by_levels, size * levels_s, wire_s)
     if name == EMBEDDING:
         rows = gradients.rows[own][:, None]
         sparse = travels_sparse(gradients, own, columns)

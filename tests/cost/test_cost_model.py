@@ -7,6 +7,7 @@ import pytest
 
 from hvd_autosync.cost import Coefficients, CostModel, exchange_costs
 from hvd_autosync.cost.columns import Columns
+from hvd_autosync.cost.hypothetical import hypothetical_resources
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources, Value
 
@@ -382,6 +383,19 @@ def test_a_codec_goes_before_lossless_codes(model: ModelProfile, slow_network: R
     ]
     seconds = CostModel(_repeating(model, 0.35, 0.85), slow_network).predict(strategies)
     assert seconds[0] == seconds[1] and seconds[2] == seconds[3]
+
+
+def test_ranks_of_a_host_encode_their_parts(model: ModelProfile, slow_network: Resources) -> None:
+    """With ``hierarchical`` each of eight ranks encodes an eighth of the gradient."""
+    hosts = tuple(Host(name, 8) for name in "abcd")
+    cost = CostModel(model, hypothetical_resources(replace(slow_network, hosts=hosts), 4, 8))
+    plans: list[dict[str, Value]] = [
+        {"large_exchange": exchange, "large_codec": codec}
+        for codec in ("none", "int8")
+        for exchange in ("allreduce", "hierarchical")
+    ]
+    plain, levels, coded, levels_coded = cost.prepare(Columns.of(plans)).host_s
+    assert levels_coded - levels == pytest.approx((coded - plain) / 8)
 
 
 def test_each_slice_has_a_right_factor(model: ModelProfile, slow_network: Resources) -> None:
