@@ -241,7 +241,7 @@ def _parts_share(
     with two (``benchmarks/exchanges.py``: 1.17).
     """
     ranks, local = resources.world_size, most_senders(resources)
-    one_way = local if resources.has_gpu else max(local, 2)
+    one_way = local if _sends_both_ways(resources) else max(local, 2)
     alltoall, allgather = one_way * (ranks - local) / ranks, (ranks - 1) / ranks
     return (sent * alltoall + gathered * allgather) / (2 * allgather)
 
@@ -251,8 +251,13 @@ def _parts_share_across(
 ) -> FloatArray:
     """Return the same between hosts, where each rank of a host has its own part of the gradient."""
     local = min(host.slots for host in resources.hosts)
-    one_way = 1.0 if resources.has_gpu else max(local, 2) / local
+    one_way = 1.0 if _sends_both_ways(resources) else max(local, 2) / local
     return (sent * one_way + gathered) / 2
+
+
+def _sends_both_ways(resources: Resources) -> bool:
+    """Return whether a rank in an alltoall sends and receives at once, as with NCCL."""
+    return resources.has_gpu and resources.build.nccl
 
 
 def _wire_share(

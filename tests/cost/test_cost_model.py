@@ -279,6 +279,17 @@ def test_codes_that_cannot_be_added_travel_by_parts(
         assert wire_s(cost, {"large_codec": codec}) / plain == pytest.approx(expected, rel=0.01)
 
 
+def test_gpus_without_nccl_send_as_processors_do(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    large = replace(model, parameters=model.parameters[1:2])
+    alone = replace(slow_network, hosts=(Host("a", 1), Host("b", 1)), device="NVIDIA H100")
+    for nccl, expected in ((False, 1.5), (True, 1.0)):
+        cost = CostModel(large, replace(alone, build=replace(alone.build, nccl=nccl)))
+        ratio = wire_s(cost, {"large_exchange": "sharded"}) / wire_s(cost, {})
+        assert ratio == pytest.approx(expected, rel=0.01)
+
+
 def _repeating(model: ModelProfile, coded: float, summed: float) -> ModelProfile:
     table, matrix, *small = model.parameters
     matrix = replace(matrix, coded_share=coded, summed_share=summed)
