@@ -238,11 +238,13 @@ def _parts_share(
     from a host over the network, and an allgather (n - 1) / n. With Gloo a rank in an alltoall
     sends and receives alternately, so a single rank on a host uses one direction at a time. That
     explains the measurements with one rank per host (tables of 2026-11-22: 1.5 times a ring) and
-    with two (``benchmarks/exchanges.py``: 1.17).
+    with two (``benchmarks/exchanges.py``: 1.17). It lasts until the slowest host has sent.
     """
-    ranks, local = resources.world_size, most_senders(resources)
-    one_way = local if _sends_both_ways(resources) else max(local, 2)
-    alltoall, allgather = one_way * (ranks - local) / ranks, (ranks - 1) / ranks
+    ranks = resources.world_size
+    local = {host.slots for host in resources.hosts} if resources.several_hosts else {1}
+    least = 1 if _sends_both_ways(resources) else 2
+    alltoall = max(max(each, least) * (ranks - each) for each in local) / ranks
+    allgather = (ranks - 1) / ranks
     return (sent * alltoall + gathered * allgather) / (2 * allgather)
 
 

@@ -279,6 +279,15 @@ def test_codes_that_cannot_be_added_travel_by_parts(
         assert wire_s(cost, {"large_codec": codec}) / plain == pytest.approx(expected, rel=0.01)
 
 
+def test_an_alltoall_ends_on_the_slowest_host(model: ModelProfile, slow_network: Resources) -> None:
+    """The rank that is alone on its host sends and receives 4/5 in turn, a ring 8/5 at once."""
+    uneven = replace(slow_network, hosts=(Host("a", 4), Host("b", 1)))
+    large = replace(model, parameters=model.parameters[1:2])
+    cost = CostModel(large, uneven)
+    ratio = wire_s(cost, {"large_exchange": "sharded"}) / wire_s(cost, {})
+    assert ratio == pytest.approx(1.5, rel=0.01)
+
+
 def test_gpus_without_nccl_send_as_processors_do(
     model: ModelProfile, slow_network: Resources
 ) -> None:
