@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hvd_autosync.cost.coefficients import PASS_S_PER_BYTE
+from hvd_autosync.cost.coefficients import DEVICE_SHARE, PASS_S_PER_BYTE
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import FloatArray
@@ -101,11 +101,12 @@ def exchange_costs(
     exchange = columns.exchanges(name)
     codec = columns.words(class_knob(name, "codec"))
     in_parts = np.isin(codec, _BY_PARTS)
+    device_share = _device_share(resources)
     share = _wire_share(name, gradients, own, columns, resources.world_size)
     wire_s = size * share / overall.bandwidth_bytes_per_s
     shape = wire_s.shape
     operations = np.ones(shape)
-    passes = np.broadcast_to(_passes(name, columns), shape)
+    passes = np.broadcast_to(_passes(name, columns, resources), shape)
     for each, count in _CODEC_OPERATIONS.items():
         operations = np.where(codec == each, count, operations)
     for each, count in _OPERATIONS.items():
@@ -158,7 +159,7 @@ def exchange_costs(
         sent = np.where(sparse | (gathered < rows), sent, size)
         by_rows = (exchange == "rows") | sparse
         wire_s = np.where(by_rows, sent / overall.bandwidth_bytes_per_s, wire_s)
-        passes = np.where(by_rows, _ROWS_PASSES, passes)
+        passes = np.where(by_rows, _ROWS_PASSES * device_share, passes)
         operations = np.where(by_rows, _OPERATIONS["rows"], operations)
         alone = np.where(by_rows, 0.0, alone)
     by_factors = travels_by_factors(name, gradients, own, columns, resources)
@@ -169,7 +170,8 @@ def exchange_costs(
     wire_s = np.where(by_factors, gathered / overall.bandwidth_bytes_per_s, wire_s)
     sides = gradients.rows_of_matrix[own] + gradients.columns_of_matrix[own]
     batch = gradients.factor_bytes[own] / (gradients.item_bytes[own] * sides)
-    products = resources.world_size * (_FACTORS_PASSES + _FACTORS_ROW_PASSES * batch[:, None])
+    product = device_share * (_FACTORS_PASSES + _FACTORS_ROW_PASSES * batch[:, None])
+    products = resources.world_size * product
     # A rank makes one code of its factors, and decodes those of all.
     coding = np.where(codes, _FACTORS_CODING_PASSES * (1 + resources.world_size), 0.0)
     products = products + coding * factor_bytes / all_bytes
@@ -209,8 +211,12 @@ def travels_by_factors(
     return chosen
 
 
-def _passes(name: str, columns: Columns) -> FloatArray:
-    """Return the memory passes of a class's codec, shape ``(c,)``."""
+def _device_share(resources: Resources) -> float:
+    return DEVICE_SHARE["accelerator" if resources.has_gpu else "cpu"]
+
+
+def _passes(name: str, columns: Columns, resources: Resources) -> FloatArray:
+    """Return the memory passes of a class's codec, as those of a processor, shape ``(c,)``."""
     codec = columns.words(class_knob(name, "codec"))
     passes = np.zeros(len(codec))
     for each, count in _PASSES.items():
@@ -219,7 +225,9 @@ def _passes(name: str, columns: Columns) -> FloatArray:
         few, more = _TOPK_PASSES
         tenfold = np.log10(columns.numbers(class_knob(name, "ratio")) / 1e-3)
         passes = np.where(codec == "topk", few + more * tenfold, passes)
-    return passes
+    # Without NCCL processors add the halves of accelerators, too.
+    added_there = (codec != "fp16") | resources.build.nccl
+    return np.where(added_there, passes * _device_share(resources), passes)
 
 
 def most_senders(resources: Resources) -> int:

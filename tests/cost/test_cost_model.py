@@ -9,7 +9,15 @@ from hvd_autosync.cost import Coefficients, CostModel, exchange_costs
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.hypothetical import hypothetical_resources
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources, Value
+from hvd_autosync.search_space import (
+    Host,
+    Link,
+    Links,
+    ModelProfile,
+    ParameterProfile,
+    Resources,
+    Value,
+)
 
 GRADIENT_BYTES = 100_000 * 16 * 4 + 1024 * 1024 * 4 + 20 * 256 * 4
 
@@ -297,6 +305,30 @@ def test_gpus_without_nccl_send_as_processors_do(
         cost = CostModel(large, replace(alone, build=replace(alone.build, nccl=nccl)))
         ratio = wire_s(cost, {"large_exchange": "sharded"}) / wire_s(cost, {})
         assert ratio == pytest.approx(expected, rel=0.01)
+
+
+def test_factors_pay_on_accelerators(slow_network: Resources) -> None:
+    """The linear layers of VGG-16, batch 32, among eight hosts with an H100 each at 10 Gbit/s."""
+    sides = {"fc6": (4096, 25088), "fc7": (4096, 4096), "fc8": (1000, 4096)}
+    layers = [
+        ParameterProfile(name, shape, "float32", ready_order=i, factor_bytes=32 * sum(shape) * 4)
+        for i, (name, shape) in enumerate(sides.items())
+    ]
+    vgg = ModelProfile(tuple(layers), forward_s=0.03, backward_s=0.06)
+    hosts = hypothetical_resources(slow_network, 8, 1, 10e9 / 8)
+    gpus = replace(hosts, device="NVIDIA H100", build=replace(hosts.build, nccl=True))
+    strategies: list[dict[str, Value]] = [
+        {},
+        {"large_exchange": "factors"},
+        {"large_codec": "fp16"},
+        {"large_codec": "int8"},
+    ]
+    plain, *others = CostModel(vgg, gpus).predict(strategies)
+    assert max(others) < plain
+    # Processors add the halves without NCCL.
+    without = replace(gpus, build=hosts.build)
+    fp16 = CostModel(vgg, without).prepare(Columns.of(strategies[2:3])).host_s
+    assert fp16 == CostModel(vgg, hosts).prepare(Columns.of(strategies[2:3])).host_s
 
 
 def _repeating(model: ModelProfile, coded: float, summed: float) -> ModelProfile:
