@@ -66,9 +66,14 @@ class ParameterProfile(Record):
         return math.prod(self.shape)
 
     @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        return _ITEM_BYTES.get(self.dtype, 4)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the dense gradient."""
-        return self.elements * _ITEM_BYTES.get(self.dtype, 4)
+        return self.elements * self.item_bytes
 
 
 @dataclass(frozen=True)

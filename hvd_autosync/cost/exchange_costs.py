@@ -22,9 +22,9 @@ from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import Resources
 from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
 
-#: Share of the bytes with int8: one byte for four, and a scale of four bytes per 256 elements
+#: Bytes of an element with a codec; int8 has a scale of four bytes per 256 elements
 #: (``runtime/exchange/codecs.py``).
-_INT8_SHARE = (1 + 4 / 256) / 4
+_ELEMENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256}
 #: Bytes with topk: an index and a value for each element that is sent.
 _TOPK_BYTES = 8
 _NUMBER_BYTES = 4
@@ -54,7 +54,7 @@ _OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0, "factors": 2.0}
 #: Responses of an alltoall: it is never fused, and it first exchanges the sizes (``Alltoall`` in
 #: ``horovod/common/controller.cc``).
 _ALLTOALL_RESPONSES = 1.0
-_CODEC_OPERATIONS = {"bf16": 3.0, "int8": 3.0, "topk": 3.0, "powersgd": 3.0}
+_CODEC_OPERATIONS = {"fp16": 2.0, "bf16": 3.0, "int8": 3.0, "topk": 2.0, "powersgd": 3.0}
 #: Codecs whose codes cannot be summed in a ring: they take an alltoall to the rank that sums each
 #: part, and an allgather.
 _BY_PARTS = ("bf16", "int8")
@@ -169,7 +169,7 @@ def exchange_costs(
     gathered = resources.world_size * sent / 2
     wire_s = np.where(by_factors, gathered / overall.bandwidth_bytes_per_s, wire_s)
     sides = gradients.rows_of_matrix[own] + gradients.columns_of_matrix[own]
-    batch = gradients.factor_bytes[own] / (gradients.item_bytes[own] * sides)
+    batch = gradients.factor_bytes[own] / np.maximum(gradients.item_bytes[own] * sides, 1)
     product = device_share * (_FACTORS_PASSES + _FACTORS_ROW_PASSES * batch[:, None])
     products = resources.world_size * product
     # A rank makes one code of its factors, and decodes those of all.
@@ -291,8 +291,8 @@ def _wire_share(
     codec = columns.words(class_knob(name, "codec"))
     item_bytes = gradients.item_bytes[own][:, None]
     share = np.ones((len(own), len(codec)))
-    for each, value in (("fp16", 0.5), ("bf16", 0.5), ("int8", _INT8_SHARE)):
-        share = np.where(codec == each, value, share)
+    for each, value in _ELEMENT_BYTES.items():
+        share = np.where(codec == each, value / item_bytes, share)
     if name != REST:
         ratio = columns.numbers(class_knob(name, "ratio"))
         gathered = ranks * ratio * _TOPK_BYTES / item_bytes / 2

@@ -75,7 +75,7 @@ class Gradients:
             touched=column([p.touched_rows for p in arrived]),
             rows_of_matrix=column([matrix_shape(p.shape)[0] for p in arrived]),
             columns_of_matrix=column([matrix_shape(p.shape)[1] for p in arrived]),
-            item_bytes=column([p.size_bytes / max(p.elements, 1) for p in arrived]),
+            item_bytes=column([p.item_bytes for p in arrived]),
             factor_bytes=column([p.factor_bytes for p in arrived]),
             coded_factors=column([p.coded_factors_share for p in arrived]),
             coded=column([p.coded_share for p in arrived]),

@@ -287,6 +287,37 @@ def test_codes_that_cannot_be_added_travel_by_parts(
         assert wire_s(cost, {"large_codec": codec}) / plain == pytest.approx(expected, rel=0.01)
 
 
+def test_codes_have_their_bytes_whatever_elements_have(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    matrix = replace(model.parameters[1], dtype="float64")
+    cost = CostModel(replace(model, parameters=(matrix,)), slow_network)
+    for codec, share in (("fp16", 0.25), ("int8", 0.127 * 1.75 / 1.5)):
+        ratio = wire_s(cost, {"large_codec": codec}) / wire_s(cost, {})
+        assert ratio == pytest.approx(share, rel=0.01)
+
+
+def test_codecs_take_the_operations_that_they_make(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    """The participation check, and an allreduce of halves or an allgather of the largest."""
+    plans: list[dict[str, Value]] = [{}, {"large_codec": "fp16"}, {"large_codec": "topk"}]
+    items = CostModel(model, slow_network).prepare(Columns.of(plans)).items
+    assert items is not None
+    assert items.operations.max(axis=0).tolist() == [1, 2, 2]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_parameter_without_elements_costs_no_bytes(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    empty = replace(model.parameters[-1], name="empty", shape=(0, 4), ready_order=22)
+    with_empty = replace(model, parameters=(*model.parameters, empty))
+    strategies: list[dict[str, Value]] = [{}, {"large_exchange": "factors"}]
+    seconds = CostModel(with_empty, slow_network).predict(strategies)
+    assert seconds == pytest.approx(CostModel(model, slow_network).predict(strategies), rel=1e-3)
+
+
 def test_an_alltoall_ends_on_the_slowest_host(model: ModelProfile, slow_network: Resources) -> None:
     """The rank that is alone on its host sends and receives 4/5 in turn, a ring 8/5 at once."""
     uneven = replace(slow_network, hosts=(Host("a", 4), Host("b", 1)))
