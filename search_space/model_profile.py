@@ -36,6 +36,8 @@ class ParameterProfile(Record):
         ready_s: Median seconds from the start of backward to the arrival; NaN without a gradient.
         touched_rows: Share of the rows with a nonzero gradient in a step on rank 0; 1 for a
             parameter without rows.
+        stored_rows: Of a sparse gradient, rows that backward stores over all rows, in which a row
+            that is used twice is there twice; 0 where that was not measured.
         factor_bytes: For the weight of a linear layer whose gradient is the product of the layer's
             inputs and output gradients: bytes of these in a step on rank 0; else 0.
         coded_factors_share: Share of these bytes that their lossless code has; 1 if they do not
@@ -54,6 +56,7 @@ class ParameterProfile(Record):
     ready_order: int = -1
     ready_s: OrNan = math.nan
     touched_rows: Real = 1.0
+    stored_rows: Real = field(default=0.0, metadata=LEFT_OUT)
     factor_bytes: int = field(default=0, metadata=LEFT_OUT)
     coded_factors_share: Real = field(default=1.0, metadata=LEFT_OUT)
     coded_share: Real = field(default=1.0, metadata=LEFT_OUT)

@@ -152,6 +152,9 @@ def exchange_costs(
         sparse = travels_sparse(gradients, own, columns)
         # Rounds of local steps send the rows that changed in any of their steps.
         touched = np.minimum(gradients.touched[own][:, None] * columns.rounds(), 1.0)
+        # Horovod's optimizer gathers what backward has stored, indices and values at once.
+        stored, as_stored = gradients.stored[own][:, None], sparse & columns.unplanned
+        touched = np.where(as_stored & (stored > 0), stored, touched)
         gathered = resources.world_size * touched * rows
         row_bytes = size / np.maximum(rows, 1)
         sent = gathered * (row_bytes + np.where(sparse, 2 * _NUMBER_BYTES, _NUMBER_BYTES)) / 2
@@ -160,7 +163,8 @@ def exchange_costs(
         by_rows = (exchange == "rows") | sparse
         wire_s = np.where(by_rows, sent / overall.bandwidth_bytes_per_s, wire_s)
         passes = np.where(by_rows, _ROWS_PASSES * device_share, passes)
-        operations = np.where(by_rows, _OPERATIONS["rows"], operations)
+        planned = np.where(as_stored, 1.0, _OPERATIONS["rows"])
+        operations = np.where(by_rows, planned, operations)
         alone = np.where(by_rows, 0.0, alone)
     by_factors = travels_by_factors(name, gradients, own, columns, resources)
     codes = asked & (gradients.coded_factors[own][:, None] < 1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,22 @@ def test_shares_of_bytes_that_bits_need() -> None:
 def test_sparse_gradients() -> None:
     seen = profile(nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)))
     assert [p.sparse for p in seen.parameters] == [True, False, False]
+
+
+def test_sparse_gradients_repeat_rows() -> None:
+    """A batch of eight has at most five different rows; records leave out what is unknown."""
+    table = nn.Embedding(5, 4, sparse=True)
+    seen = profile(nn.Sequential(Repeated(), table), steps=1).parameters[0]
+    assert (seen.stored_rows, seen.touched_rows) == (8 / 5, 2 / 5)
+    assert profile(nn.Embedding(5, 4), steps=1).parameters[0].stored_rows == 0.0
+    assert "stored_rows" not in replace(seen, stored_rows=0.0).to_json()
+
+
+class Repeated(nn.Module):
+    """The same rows, whatever the batch is."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([0, 1, 1, 1, 0, 1, 0, 0])
 
 
 def test_parameters_without_gradient() -> None:
