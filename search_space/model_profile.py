@@ -32,8 +32,9 @@ class ParameterProfile(Record):
         shape: Shape of the parameter.
         dtype: Type of the parameter, without ``torch.``.
         sparse: Whether the gradient is a sparse tensor.
-        ready_order: Position of the gradient's arrival in backward, from 0; -1 without a gradient.
-        ready_s: Median seconds from the start of backward to the arrival; NaN without a gradient.
+        ready_order: Position of the gradient's arrival in backward, from 0; last for a trainable
+            parameter that got none, for which zeros are exchanged; -1 for a frozen one.
+        ready_s: Median seconds from the start of backward to the arrival; NaN if none arrived.
         touched_rows: Share of the rows with a nonzero gradient in a step on rank 0; 1 for a
             parameter without rows.
         stored_rows: Of a sparse gradient, rows that backward stores over all rows, in which a row

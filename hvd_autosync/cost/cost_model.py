@@ -63,7 +63,7 @@ class CostModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters that get gradients, in the order of their arrival."""
+        """Names of the parameters whose gradients are exchanged, in the order of their arrival."""
         return self._gradients.names
 
     def predict(

@@ -14,7 +14,7 @@ from hvd_autosync.search_space.exchange_plan import REST, matrix_shape, paramete
 
 @dataclass(frozen=True)
 class Gradients:
-    """One entry per parameter that got a gradient, all of shape ``(k,)``.
+    """One entry per parameter whose gradient is exchanged, all of shape ``(k,)``.
 
     Attributes:
         names: Names of the parameters.

@@ -173,7 +173,15 @@ class Profiler:
             for index, arrival in step.arrivals.items():
                 arrivals.setdefault(index, []).append(arrival)
         positions = {index: median(a[0] for a in seen) for index, seen in arrivals.items()}
-        order = {index: i for i, index in enumerate(sorted(positions, key=positions.__getitem__))}
+        arrived = sorted(positions, key=positions.__getitem__)
+        # Ranks exchange zeros for those whose gradient has not arrived at the end of backward
+        # (``synchronize`` in ``horovod/torch/optimizer.py``), but not for frozen ones.
+        never = [
+            index
+            for index, (_, parameter) in enumerate(self._parameters)
+            if arrived and index not in positions and parameter.requires_grad
+        ]
+        order = {index: position for position, index in enumerate([*arrived, *never])}
         none = FactorBytes()
         return tuple(
             ParameterProfile(

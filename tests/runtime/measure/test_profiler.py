@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.runtime.measure.profiler import Profiler, _DeviceClock
 from hvd_autosync.search_space import ModelProfile
 
@@ -124,14 +125,19 @@ def test_parameters_without_gradient() -> None:
     model[1].bias.requires_grad_(False)
     model.unused = nn.Linear(2, 2)  # type: ignore[assignment]
     model.forward = lambda x: model[1](model[0](x))  # type: ignore[method-assign]
-    orders = {p.name: p.ready_order for p in profile(model).parameters}
+    seen = profile(model)
+    orders = {p.name: p.ready_order for p in seen.parameters}
     assert orders == {
         "0.weight": 1,
         "1.weight": 0,
         "1.bias": -1,
-        "unused.weight": -1,
-        "unused.bias": -1,
+        "unused.weight": 2,
+        "unused.bias": 3,
     }
+    # Ranks exchange zeros for the unused layer, at the end of backward.
+    gradients = Gradients.of(ModelProfile.from_json(seen.to_json()))
+    assert gradients.size_bytes.sum() == (5 * 4 + 4 * 3 + 2 * 2 + 2) * 4
+    assert (gradients.ready_s[2:] >= gradients.ready_s[1]).all()
 
 
 def test_parameters_that_were_added_later_are_left_out() -> None:
