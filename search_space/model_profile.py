@@ -32,10 +32,13 @@ class ParameterProfile(Record):
         shape: Shape of the parameter.
         dtype: Type of the parameter, without ``torch.``.
         sparse: Whether the gradient is a sparse tensor.
-        ready_order: Position of the gradient's arrival in backward, from 0; -1 without a gradient.
-        ready_s: Median seconds from the start of backward to the arrival; NaN without a gradient.
+        ready_order: Position of the gradient's arrival in backward, from 0; last for a trainable
+            parameter that got none, for which zeros are exchanged; -1 for a frozen one.
+        ready_s: Median seconds from the start of backward to the arrival; NaN if none arrived.
         touched_rows: Share of the rows with a nonzero gradient in a step on rank 0; 1 for a
             parameter without rows.
+        stored_rows: Of a sparse gradient, rows that backward stores over all rows, in which a row
+            that is used twice is there twice; 0 where that was not measured.
         factor_bytes: For the weight of a linear layer whose gradient is the product of the layer's
             inputs and output gradients: bytes of these in a step on rank 0; else 0.
         coded_factors_share: Share of these bytes that their lossless code has; 1 if they do not
@@ -54,6 +57,7 @@ class ParameterProfile(Record):
     ready_order: int = -1
     ready_s: OrNan = math.nan
     touched_rows: Real = 1.0
+    stored_rows: Real = field(default=0.0, metadata=LEFT_OUT)
     factor_bytes: int = field(default=0, metadata=LEFT_OUT)
     coded_factors_share: Real = field(default=1.0, metadata=LEFT_OUT)
     coded_share: Real = field(default=1.0, metadata=LEFT_OUT)
@@ -66,9 +70,14 @@ class ParameterProfile(Record):
         return math.prod(self.shape)
 
     @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        return _ITEM_BYTES.get(self.dtype, 4)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the dense gradient."""
-        return self.elements * _ITEM_BYTES.get(self.dtype, 4)
+        return self.elements * self.item_bytes
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 #: Seconds of one pass over a byte of memory, on a processor.
 PASS_S_PER_BYTE = 2.5e-10
+#: The seconds of a pass over a gradient on its device, as a share of those on a processor. For
+#: accelerators it is a ratio of memory bandwidths of data sheets (about 1 TB/s to 5 GB/s of a
+#: core), not measured by us.
+DEVICE_SHARE = {"cpu": 1.0, "accelerator": 0.005}
 #: Seconds of host work for each tensor or bucket that is sent, whatever its size.
 ITEM_S = 3e-5
 #: Seconds of a step outside of forward, backward and communication: mostly the optimizer.

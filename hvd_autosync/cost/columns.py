@@ -17,6 +17,8 @@ from hvd_autosync.search_space.exchange_plan import NOT_FOR_REPLICAS, class_knob
 
 #: The default of each knob whose declaration names a term. The cost model has no other inputs.
 _DEFAULTS = {spec.name: spec.knob.default for spec in REGISTRY if spec.cost}
+#: Those of them that are no settings of Horovod's: at their defaults its own optimizer is used.
+_PLANNED = {spec.name for spec in REGISTRY if spec.cost and spec.knob.group != "horovod"}
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -110,6 +112,14 @@ class Columns:
         asked = (self.words("protocol") != "bsp") & (self.numbers("sync_share") < 1)
         apart: BoolArray = (self.rounds() > 1) | asked | (self.words("stragglers") != "none")
         return apart
+
+    @cached_property
+    def unplanned(self) -> BoolArray:
+        """Whether Horovod's own optimizer exchanges the gradients, shape ``(c,)``."""
+        found = np.ones(self._count, dtype=np.bool_)
+        for name in _PLANNED & self._values.keys():
+            found &= np.array([value == _DEFAULTS[name] for value in self._values[name]])
+        return found
 
     def exchanges(self, parameter_class: str) -> npt.NDArray[np.str_]:
         """Return the exchange of one class's gradients, shape ``(c,)``.

@@ -11,6 +11,7 @@ from hvd_autosync.cost.async_transfers import ASYNC_PASSES, async_transfers
 from hvd_autosync.cost.bucketing import bucketed
 from hvd_autosync.cost.coefficients import (
     CONTENTION,
+    DEVICE_SHARE,
     ITEM_S,
     PASS_S_PER_BYTE,
     UNCACHED,
@@ -62,7 +63,7 @@ class CostModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters that get gradients, in the order of their arrival."""
+        """Names of the parameters whose gradients are exchanged, in the order of their arrival."""
         return self._gradients.names
 
     def predict(
@@ -116,24 +117,25 @@ class CostModel:
         """Return the steps under BSP, up to the coefficients."""
         items, host_s = None, np.zeros(len(columns))
         local = columns.rounds()
+        device = "accelerator" if self._resources.has_gpu else "cpu"
         if self._resources.world_size > 1 and len(self._gradients.size_bytes):
             items, passes = self._items(columns)
             large = int((self._gradients.classes == LARGE).sum())
             slices = large * (columns.numbers("large_slices") - 1)
             sent = (items.size_bytes > 0).sum(axis=0) + slices
-            averaged = np.where(local > 1, _AVERAGE_PASSES * self._gradients.size_bytes.sum(), 0.0)
+            over_all = _AVERAGE_PASSES * DEVICE_SHARE[device] * self._gradients.size_bytes.sum()
+            averaged = np.where(local > 1, over_all, 0.0)
             host_s = ((passes + averaged) * PASS_S_PER_BYTE + sent * ITEM_S) / local
         loop = self._loop(columns)
         waits = (columns.words("order") == "priority") & ~columns.replicated
         fused = np.minimum(loop.fusion_bytes / max(float(self._gradients.size_bytes.sum()), 1.0), 1)
-        contention = CONTENTION["accelerator" if self._resources.has_gpu else "cpu"]
         return Prepared(
             items,
             loop,
             host_s,
             local,
             np.where(waits, 1.0 - fused, 0.0),
-            contention,
+            CONTENTION[device],
             self._model.forward_s,
             self._model.backward_s,
             loop.cycle_s,

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hvd_autosync.cost.coefficients import PASS_S_PER_BYTE
+from hvd_autosync.cost.coefficients import DEVICE_SHARE, PASS_S_PER_BYTE
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import Resources
 from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
 
-#: Share of the bytes with int8: one byte for four, and a scale of four bytes per 256 elements
+#: Bytes of an element with a codec; int8 has a scale of four bytes per 256 elements
 #: (``runtime/exchange/codecs.py``).
-_INT8_SHARE = (1 + 4 / 256) / 4
+_ELEMENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256}
 #: Bytes with topk: an index and a value for each element that is sent.
 _TOPK_BYTES = 8
 _NUMBER_BYTES = 4
@@ -54,7 +54,7 @@ _OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0, "factors": 2.0}
 #: Responses of an alltoall: it is never fused, and it first exchanges the sizes (``Alltoall`` in
 #: ``horovod/common/controller.cc``).
 _ALLTOALL_RESPONSES = 1.0
-_CODEC_OPERATIONS = {"bf16": 3.0, "int8": 3.0, "topk": 3.0, "powersgd": 3.0}
+_CODEC_OPERATIONS = {"fp16": 2.0, "bf16": 3.0, "int8": 3.0, "topk": 2.0, "powersgd": 3.0}
 #: Codecs whose codes cannot be summed in a ring: they take an alltoall to the rank that sums each
 #: part, and an allgather.
 _BY_PARTS = ("bf16", "int8")
@@ -101,11 +101,12 @@ def exchange_costs(
     exchange = columns.exchanges(name)
     codec = columns.words(class_knob(name, "codec"))
     in_parts = np.isin(codec, _BY_PARTS)
+    device_share = _device_share(resources)
     share = _wire_share(name, gradients, own, columns, resources.world_size)
     wire_s = size * share / overall.bandwidth_bytes_per_s
     shape = wire_s.shape
     operations = np.ones(shape)
-    passes = np.broadcast_to(_passes(name, columns), shape)
+    passes = np.broadcast_to(_passes(name, columns, resources), shape)
     for each, count in _CODEC_OPERATIONS.items():
         operations = np.where(codec == each, count, operations)
     for each, count in _OPERATIONS.items():
@@ -134,21 +135,26 @@ def exchange_costs(
     if resources.even_levels and within is not None and across is not None:
         # Each rank of a host has its own part and exchanges it with one rank of each other host.
         hosts = len(resources.hosts)
+        by_levels = exchange == "hierarchical"
+        passes = np.where(by_levels, passes * hosts / resources.world_size, passes)
         share = _wire_share(
             name, gradients, own, columns, hosts, parts=resources.world_size // hosts
         )
         share = np.where(in_parts, share * _parts_share_across(resources), share)
-        between = lossless & (exchange == "hierarchical")
+        between = lossless & by_levels
         across_share = summed if hosts == 2 else _parts_share_across(resources, summed, summed)
         share = np.where(between, across_share, share)
         passes = np.where(between, coding * hosts / resources.world_size, passes)
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
-        wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
+        wire_s = np.where(by_levels, size * levels_s, wire_s)
     if name == EMBEDDING:
         rows = gradients.rows[own][:, None]
         sparse = travels_sparse(gradients, own, columns)
         # Rounds of local steps send the rows that changed in any of their steps.
         touched = np.minimum(gradients.touched[own][:, None] * columns.rounds(), 1.0)
+        # Horovod's optimizer gathers what backward has stored, indices and values at once.
+        stored, as_stored = gradients.stored[own][:, None], sparse & columns.unplanned
+        touched = np.where(as_stored & (stored > 0), stored, touched)
         gathered = resources.world_size * touched * rows
         row_bytes = size / np.maximum(rows, 1)
         sent = gathered * (row_bytes + np.where(sparse, 2 * _NUMBER_BYTES, _NUMBER_BYTES)) / 2
@@ -156,8 +162,9 @@ def exchange_costs(
         sent = np.where(sparse | (gathered < rows), sent, size)
         by_rows = (exchange == "rows") | sparse
         wire_s = np.where(by_rows, sent / overall.bandwidth_bytes_per_s, wire_s)
-        passes = np.where(by_rows, _ROWS_PASSES, passes)
-        operations = np.where(by_rows, _OPERATIONS["rows"], operations)
+        passes = np.where(by_rows, _ROWS_PASSES * device_share, passes)
+        planned = np.where(as_stored, 1.0, _OPERATIONS["rows"])
+        operations = np.where(by_rows, planned, operations)
         alone = np.where(by_rows, 0.0, alone)
     by_factors = travels_by_factors(name, gradients, own, columns, resources)
     codes = asked & (gradients.coded_factors[own][:, None] < 1)
@@ -166,8 +173,9 @@ def exchange_costs(
     gathered = resources.world_size * sent / 2
     wire_s = np.where(by_factors, gathered / overall.bandwidth_bytes_per_s, wire_s)
     sides = gradients.rows_of_matrix[own] + gradients.columns_of_matrix[own]
-    batch = gradients.factor_bytes[own] / (gradients.item_bytes[own] * sides)
-    products = resources.world_size * (_FACTORS_PASSES + _FACTORS_ROW_PASSES * batch[:, None])
+    batch = gradients.factor_bytes[own] / np.maximum(gradients.item_bytes[own] * sides, 1)
+    product = device_share * (_FACTORS_PASSES + _FACTORS_ROW_PASSES * batch[:, None])
+    products = resources.world_size * product
     # A rank makes one code of its factors, and decodes those of all.
     coding = np.where(codes, _FACTORS_CODING_PASSES * (1 + resources.world_size), 0.0)
     products = products + coding * factor_bytes / all_bytes
@@ -207,8 +215,12 @@ def travels_by_factors(
     return chosen
 
 
-def _passes(name: str, columns: Columns) -> FloatArray:
-    """Return the memory passes of a class's codec, shape ``(c,)``."""
+def _device_share(resources: Resources) -> float:
+    return DEVICE_SHARE["accelerator" if resources.has_gpu else "cpu"]
+
+
+def _passes(name: str, columns: Columns, resources: Resources) -> FloatArray:
+    """Return the memory passes of a class's codec, as those of a processor, shape ``(c,)``."""
     codec = columns.words(class_knob(name, "codec"))
     passes = np.zeros(len(codec))
     for each, count in _PASSES.items():
@@ -217,7 +229,9 @@ def _passes(name: str, columns: Columns) -> FloatArray:
         few, more = _TOPK_PASSES
         tenfold = np.log10(columns.numbers(class_knob(name, "ratio")) / 1e-3)
         passes = np.where(codec == "topk", few + more * tenfold, passes)
-    return passes
+    # Without NCCL processors add the halves of accelerators, too.
+    added_there = (codec != "fp16") | resources.build.nccl
+    return np.where(added_there, passes * _device_share(resources), passes)
 
 
 def most_senders(resources: Resources) -> int:
@@ -236,11 +250,13 @@ def _parts_share(
     from a host over the network, and an allgather (n - 1) / n. With Gloo a rank in an alltoall
     sends and receives alternately, so a single rank on a host uses one direction at a time. That
     explains the measurements with one rank per host (tables of 2026-11-22: 1.5 times a ring) and
-    with two (``benchmarks/exchanges.py``: 1.17).
+    with two (``benchmarks/exchanges.py``: 1.17). It lasts until the slowest host has sent.
     """
-    ranks, local = resources.world_size, most_senders(resources)
-    one_way = local if resources.has_gpu else max(local, 2)
-    alltoall, allgather = one_way * (ranks - local) / ranks, (ranks - 1) / ranks
+    ranks = resources.world_size
+    local = {host.slots for host in resources.hosts} if resources.several_hosts else {1}
+    least = 1 if _sends_both_ways(resources) else 2
+    alltoall = max(max(each, least) * (ranks - each) for each in local) / ranks
+    allgather = (ranks - 1) / ranks
     return (sent * alltoall + gathered * allgather) / (2 * allgather)
 
 
@@ -249,8 +265,13 @@ def _parts_share_across(
 ) -> FloatArray:
     """Return the same between hosts, where each rank of a host has its own part of the gradient."""
     local = min(host.slots for host in resources.hosts)
-    one_way = 1.0 if resources.has_gpu else max(local, 2) / local
+    one_way = 1.0 if _sends_both_ways(resources) else max(local, 2) / local
     return (sent * one_way + gathered) / 2
+
+
+def _sends_both_ways(resources: Resources) -> bool:
+    """Return whether a rank in an alltoall sends and receives at once, as with NCCL."""
+    return resources.has_gpu and resources.build.nccl
 
 
 def _wire_share(
@@ -274,8 +295,8 @@ def _wire_share(
     codec = columns.words(class_knob(name, "codec"))
     item_bytes = gradients.item_bytes[own][:, None]
     share = np.ones((len(own), len(codec)))
-    for each, value in (("fp16", 0.5), ("bf16", 0.5), ("int8", _INT8_SHARE)):
-        share = np.where(codec == each, value, share)
+    for each, value in _ELEMENT_BYTES.items():
+        share = np.where(codec == each, value / item_bytes, share)
     if name != REST:
         ratio = columns.numbers(class_knob(name, "ratio"))
         gathered = ranks * ratio * _TOPK_BYTES / item_bytes / 2

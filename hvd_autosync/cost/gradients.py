@@ -14,7 +14,7 @@ from hvd_autosync.search_space.exchange_plan import REST, matrix_shape, paramete
 
 @dataclass(frozen=True)
 class Gradients:
-    """One entry per parameter that got a gradient, all of shape ``(k,)``.
+    """One entry per parameter whose gradient is exchanged, all of shape ``(k,)``.
 
     Attributes:
         names: Names of the parameters.
@@ -24,6 +24,7 @@ class Gradients:
         rows: Length of the first dimension.
         sparse: Whether it is a sparse tensor, which is sent by rows in any case.
         touched: Share of the rows that one rank touches in a step.
+        stored: Share of the rows that a sparse gradient stores, with repetitions; 0 if unknown.
         rows_of_matrix: Rows of the matrix that PowerSGD factorizes.
         columns_of_matrix: Columns of that matrix.
         item_bytes: Bytes of an element.
@@ -41,6 +42,7 @@ class Gradients:
     rows: FloatArray
     sparse: npt.NDArray[np.bool_]
     touched: FloatArray
+    stored: FloatArray
     rows_of_matrix: FloatArray
     columns_of_matrix: FloatArray
     item_bytes: FloatArray
@@ -73,9 +75,10 @@ class Gradients:
             rows=column([p.shape[0] if p.shape else 1 for p in arrived]),
             sparse=np.array([p.sparse for p in arrived], dtype=np.bool_),
             touched=column([p.touched_rows for p in arrived]),
+            stored=column([p.stored_rows for p in arrived]),
             rows_of_matrix=column([matrix_shape(p.shape)[0] for p in arrived]),
             columns_of_matrix=column([matrix_shape(p.shape)[1] for p in arrived]),
-            item_bytes=column([p.size_bytes / max(p.elements, 1) for p in arrived]),
+            item_bytes=column([p.item_bytes for p in arrived]),
             factor_bytes=column([p.factor_bytes for p in arrived]),
             coded_factors=column([p.coded_factors_share for p in arrived]),
             coded=column([p.coded_share for p in arrived]),

@@ -53,8 +53,9 @@ def hypothetical_resources(
     own_within = _own_s(within, _LOCAL_HOP_S) if within else own
     inside = _ring(largest, memory, _LOCAL_HOP_S, own_within)
     several = len(layout) > 1
+    slowest = min(rate, memory) if largest > 1 else rate
     extrapolated = Links(
-        overall=_ring(sum(host.slots for host in layout), rate, hop, own) if several else inside,
+        overall=_ring(sum(host.slots for host in layout), slowest, hop, own) if several else inside,
         within=inside if several else None,
         across=_ring(len(layout), rate, hop, own_across),
     )

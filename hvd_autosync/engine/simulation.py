@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from hvd_autosync.search_space import (
     Value,
     build_space,
 )
+from hvd_autosync.search_space.knobs import CategoricalKnob, Knob
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.traces import StudyRecord, TrialRecord
 
@@ -111,7 +112,8 @@ def simulate(
     one_rank = CostModel(model, hypothetical_resources(resources, 1, 1))
     alone = one_rank.predict([fixed], calibration.coefficients)
     draws = calibration.draws(_DRAWS, seed)
-    some = [fixed, {**fixed, **best}, *([] if asked is None else [{**fixed, **asked}])]
+    default = {**fixed, **space.default}
+    some = [default, {**fixed, **best}, *([] if asked is None else [{**fixed, **asked}])]
     drawn = np.array([elsewhere.predict(some, each) for each in draws])
     noise = calibration.misfit * np.random.default_rng(seed).standard_normal(drawn.shape)
     likely, drawn = elsewhere.predict(some, calibration.coefficients), drawn * np.exp(noise)
@@ -134,15 +136,43 @@ def simulate(
 def _space(
     study: StudyRecord, model: ModelProfile, resources: Resources, fixed: dict[str, Value]
 ) -> SearchSpace:
-    """Return the space on the other cluster, without knobs that the script or the user fixes."""
+    """Return the space on the other cluster, as the script and the user restrict it."""
     space = build_space(model, resources, held=fixed)
     if study.space is None or study.task is None:
         return space
     # The script or the user fixed the knobs that the study's cluster offers and its space lacks.
-    offered = {knob.name for knob in build_space(model, study.task.resources, held=fixed).knobs}
-    absent = offered - {knob.name for knob in study.space.knobs}
-    knobs = tuple(knob for knob in space.knobs if knob.name not in absent)
-    return SearchSpace(knobs, space.fixed)
+    offered = {k.name: k for k in build_space(model, study.task.resources, held=fixed).knobs}
+    own = {knob.name: knob for knob in study.space.knobs}
+    absent = offered.keys() - own.keys()
+    knobs = tuple(
+        _as_restricted(knob, offered[knob.name], own[knob.name]) if knob.name in offered else knob
+        for knob in space.knobs
+        if knob.name not in absent
+    )
+    return SearchSpace(knobs, space.fixed, holds_job=study.space.holds_job)
+
+
+def _as_restricted(knob: Knob, offered: Knob, own: Knob) -> Knob:
+    """Return ``knob`` with the restrictions that lead from ``offered`` to ``own``, where possible.
+
+    Args:
+        knob: A knob of the other cluster.
+        offered: The knob of the study's cluster.
+        own: The knob of the study.
+    """
+    default = knob.default if own.default == offered.default else own.default
+    if isinstance(knob, CategoricalKnob):
+        assert isinstance(offered, CategoricalKnob) and isinstance(own, CategoricalKnob)
+        removed = [choice for choice in offered.choices if choice not in own.choices]
+        kept = [choice for choice in knob.choices if choice not in removed] or [knob.default]
+        restricted = knob.restrict(kept)
+        return replace(restricted, default=default) if default in kept else restricted
+    assert not isinstance(offered, CategoricalKnob) and not isinstance(own, CategoricalKnob)
+    low = knob.low if own.low == offered.low else own.low
+    high = knob.high if own.high == offered.high else own.high
+    low, high, nearest = np.clip([low, high, float(default)], knob.low, knob.high).tolist()
+    moved = replace(knob, default=type(knob.default)(nearest))
+    return moved.restrict(low, high)
 
 
 def _search(model: CostModel, space: SearchSpace, calibration: Calibration, seed: int) -> Strategy:

@@ -7,8 +7,17 @@ import pytest
 
 from hvd_autosync.cost import Coefficients, CostModel, exchange_costs
 from hvd_autosync.cost.columns import Columns
+from hvd_autosync.cost.hypothetical import hypothetical_resources
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources, Value
+from hvd_autosync.search_space import (
+    Host,
+    Link,
+    Links,
+    ModelProfile,
+    ParameterProfile,
+    Resources,
+    Value,
+)
 
 GRADIENT_BYTES = 100_000 * 16 * 4 + 1024 * 1024 * 4 + 20 * 256 * 4
 
@@ -198,8 +207,30 @@ def test_sparse_tables_travel_by_rows_in_any_case(
 ) -> None:
     sparse = replace(model.parameters[0], sparse=True)
     cost = CostModel(replace(model, parameters=(sparse, *model.parameters[1:])), slow_network)
-    dense_rows = CostModel(model, slow_network).predict([{"embedding_exchange": "rows"}])
-    assert cost.predict([{}]) == pytest.approx(dense_rows, rel=0.02)
+    rows: dict[str, Value] = {"embedding_exchange": "rows"}
+    assert cost.predict([rows]) == pytest.approx(
+        CostModel(model, slow_network).predict([rows]), rel=0.02
+    )
+    assert cost.predict([{"buckets": 22}]) == cost.predict([{**rows, "buckets": 22}])
+    # Horovod's own optimizer gathers indices and values at once.
+    items = cost.prepare(Columns.of([{}, {"cycle_time_ms": 2.0}, rows])).items
+    assert items is not None
+    assert items.operations.max(axis=0).tolist() == [1, 1, 3]
+
+
+def test_horovod_sends_sparse_rows_as_often_as_a_batch_used_them(slow_network: Resources) -> None:
+    """4096 tokens, 1200 of them different; every plan adds equal rows up before it sends them."""
+    table = ParameterProfile(
+        "table", (100_000, 256), "float32", True, 0, 0.02, touched_rows=0.012, stored_rows=0.041
+    )
+    across = Link(2, 1e-3, 12.5e6)
+    two = replace(
+        slow_network, hosts=(Host("a", 1), Host("b", 1)), links=Links(across, None, across)
+    )
+    cost = CostModel(ModelProfile((table,), forward_s=0.01, backward_s=0.02), two)
+    plain, planned = (wire_s(cost, plan) for plan in ({}, {"buckets": 1}))
+    assert planned == pytest.approx(0.099, rel=0.02)
+    assert plain - planned == pytest.approx(0.24, rel=0.02)
 
 
 def test_rounds_of_local_steps_average_dense_tables(
@@ -276,6 +307,81 @@ def test_codes_that_cannot_be_added_travel_by_parts(
     for codec, share in (("fp16", 0.5), ("bf16", 0.5 * 1.75 / 1.5), ("int8", 0.254 * 1.75 / 1.5)):
         expected = 1 - matrix + matrix * share
         assert wire_s(cost, {"large_codec": codec}) / plain == pytest.approx(expected, rel=0.01)
+
+
+def test_codes_have_their_bytes_whatever_elements_have(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    matrix = replace(model.parameters[1], dtype="float64")
+    cost = CostModel(replace(model, parameters=(matrix,)), slow_network)
+    for codec, share in (("fp16", 0.25), ("int8", 0.127 * 1.75 / 1.5)):
+        ratio = wire_s(cost, {"large_codec": codec}) / wire_s(cost, {})
+        assert ratio == pytest.approx(share, rel=0.01)
+
+
+def test_codecs_take_the_operations_that_they_make(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    """The participation check, and an allreduce of halves or an allgather of the largest."""
+    plans: list[dict[str, Value]] = [{}, {"large_codec": "fp16"}, {"large_codec": "topk"}]
+    items = CostModel(model, slow_network).prepare(Columns.of(plans)).items
+    assert items is not None
+    assert items.operations.max(axis=0).tolist() == [1, 2, 2]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_parameter_without_elements_costs_no_bytes(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    empty = replace(model.parameters[-1], name="empty", shape=(0, 4), ready_order=22)
+    with_empty = replace(model, parameters=(*model.parameters, empty))
+    strategies: list[dict[str, Value]] = [{}, {"large_exchange": "factors"}]
+    seconds = CostModel(with_empty, slow_network).predict(strategies)
+    assert seconds == pytest.approx(CostModel(model, slow_network).predict(strategies), rel=1e-3)
+
+
+def test_an_alltoall_ends_on_the_slowest_host(model: ModelProfile, slow_network: Resources) -> None:
+    """The rank that is alone on its host sends and receives 4/5 in turn, a ring 8/5 at once."""
+    uneven = replace(slow_network, hosts=(Host("a", 4), Host("b", 1)))
+    large = replace(model, parameters=model.parameters[1:2])
+    cost = CostModel(large, uneven)
+    ratio = wire_s(cost, {"large_exchange": "sharded"}) / wire_s(cost, {})
+    assert ratio == pytest.approx(1.5, rel=0.01)
+
+
+def test_gpus_without_nccl_send_as_processors_do(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    large = replace(model, parameters=model.parameters[1:2])
+    alone = replace(slow_network, hosts=(Host("a", 1), Host("b", 1)), device="NVIDIA H100")
+    for nccl, expected in ((False, 1.5), (True, 1.0)):
+        cost = CostModel(large, replace(alone, build=replace(alone.build, nccl=nccl)))
+        ratio = wire_s(cost, {"large_exchange": "sharded"}) / wire_s(cost, {})
+        assert ratio == pytest.approx(expected, rel=0.01)
+
+
+def test_factors_pay_on_accelerators(slow_network: Resources) -> None:
+    """The linear layers of VGG-16, batch 32, among eight hosts with an H100 each at 10 Gbit/s."""
+    sides = {"fc6": (4096, 25088), "fc7": (4096, 4096), "fc8": (1000, 4096)}
+    layers = [
+        ParameterProfile(name, shape, "float32", ready_order=i, factor_bytes=32 * sum(shape) * 4)
+        for i, (name, shape) in enumerate(sides.items())
+    ]
+    vgg = ModelProfile(tuple(layers), forward_s=0.03, backward_s=0.06)
+    hosts = hypothetical_resources(slow_network, 8, 1, 10e9 / 8)
+    gpus = replace(hosts, device="NVIDIA H100", build=replace(hosts.build, nccl=True))
+    strategies: list[dict[str, Value]] = [
+        {},
+        {"large_exchange": "factors"},
+        {"large_codec": "fp16"},
+        {"large_codec": "int8"},
+    ]
+    plain, *others = CostModel(vgg, gpus).predict(strategies)
+    assert max(others) < plain
+    # Processors add the halves without NCCL.
+    without = replace(gpus, build=hosts.build)
+    fp16 = CostModel(vgg, without).prepare(Columns.of(strategies[2:3])).host_s
+    assert fp16 == CostModel(vgg, hosts).prepare(Columns.of(strategies[2:3])).host_s
 
 
 def _repeating(model: ModelProfile, coded: float, summed: float) -> ModelProfile:
@@ -382,6 +488,19 @@ def test_a_codec_goes_before_lossless_codes(model: ModelProfile, slow_network: R
     ]
     seconds = CostModel(_repeating(model, 0.35, 0.85), slow_network).predict(strategies)
     assert seconds[0] == seconds[1] and seconds[2] == seconds[3]
+
+
+def test_ranks_of_a_host_encode_their_parts(model: ModelProfile, slow_network: Resources) -> None:
+    """With ``hierarchical`` each of eight ranks encodes an eighth of the gradient."""
+    hosts = tuple(Host(name, 8) for name in "abcd")
+    cost = CostModel(model, hypothetical_resources(replace(slow_network, hosts=hosts), 4, 8))
+    plans: list[dict[str, Value]] = [
+        {"large_exchange": exchange, "large_codec": codec}
+        for codec in ("none", "int8")
+        for exchange in ("allreduce", "hierarchical")
+    ]
+    plain, levels, coded, levels_coded = cost.prepare(Columns.of(plans)).host_s
+    assert levels_coded - levels == pytest.approx((coded - plain) / 8)
 
 
 def test_each_slice_has_a_right_factor(model: ModelProfile, slow_network: Resources) -> None:

@@ -7,17 +7,25 @@ from hvd_autosync.search_space import Resources
 
 
 def test_more_hosts_take_longer_for_nothing_and_as_long_for_bytes(slow_network: Resources) -> None:
-    large = hypothetical_resources(slow_network, 64, 8, 25e9 / 8)
+    large = hypothetical_resources(slow_network, 64, 8, 10e9 / 8)
     assert large.world_size == 512 and large.even_levels
     overall, across, within = large.links.overall, large.links.across, large.links.within
     assert overall is not None and across is not None and within is not None
     assert (overall.ranks, across.ranks, within.ranks) == (512, 64, 8)
-    assert overall.bus_bytes_per_s == pytest.approx(25e9 / 8)
-    assert across.bus_bytes_per_s == pytest.approx(25e9 / 8)
+    assert overall.bus_bytes_per_s == pytest.approx(10e9 / 8)
+    assert across.bus_bytes_per_s == pytest.approx(10e9 / 8)
     assert within.bus_bytes_per_s == pytest.approx(slow_network.links.within.bus_bytes_per_s)  # type: ignore[union-attr]
     # What Horovod itself took among four ranks and among two, and the ring's steps.
     own_s = (2e-3 - 6 * 5e-5) - (1e-3 - 2 * 5e-5)
     assert overall.latency_s - across.latency_s == pytest.approx(own_s + 2 * (511 - 63) * 5e-5)
+
+
+def test_a_flat_ring_is_no_faster_than_its_links_inside_a_host(slow_network: Resources) -> None:
+    for slots, bus in ((8, 2e9), (1, 100e9 / 8)):
+        links = hypothetical_resources(slow_network, 64, slots, 100e9 / 8).links
+        assert links.overall is not None and links.across is not None
+        assert links.overall.bus_bytes_per_s == pytest.approx(bus)
+        assert links.across.bus_bytes_per_s == pytest.approx(100e9 / 8)
 
 
 def test_the_same_layout_has_the_same_network(slow_network: Resources) -> None:

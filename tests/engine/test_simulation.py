@@ -24,6 +24,7 @@ from hvd_autosync.search_space import (
     TrialStatus,
     build_space,
 )
+from hvd_autosync.search_space.restrictions import restrict_space
 from hvd_autosync.traces import TraceStore
 
 TRUE = Coefficients(latency=0.4, byte=0.1, compute=0.2, rest=0.5)
@@ -204,3 +205,36 @@ def test_what_the_user_and_the_script_decide_stays_so(
     found = simulate(record, store.trials(study), slow_network)
     assert found.default_s.value == pytest.approx(step_s, rel=0.05)
     assert not {"cycle_time_ms", "embedding_exchange"} & set(found.best)
+
+
+@pytest.mark.parametrize("hosts", [2, 1])
+def test_what_a_space_file_restricts_stays_so(
+    tmp_path: Path, model: ModelProfile, slow_network: Resources, hosts: int
+) -> None:
+    """On other hosts, too; a choice that these lack is no restriction there."""
+    tables = {
+        "cycle_time_ms": {"fixed": 40.0},
+        "buckets": {"low": 2, "high": 4},
+        "embedding_exchange": {"fixed": "hierarchical"},
+        "large_exchange": {"choices": ["allreduce", "hierarchical"]},
+    }
+    space = restrict_space(build_space(model, slow_network), {"knobs": tables})
+    store = TraceStore(tmp_path / "file.db")
+    study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
+    store.describe_task(study, Task(model, slow_network), space)
+    (step_s,) = CostModel(model, slow_network).predict([space.default], TRUE)
+    store.ask(study, space.default, "default", {})
+    ranks = (RankReport(0, "a", (float(step_s),) * 20),)
+    store.tell(study, 0, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
+    (record,) = store.studies()
+    elsewhere = hypothetical_resources(slow_network, hosts, 2)
+    found = simulate(record, store.trials(study), elsewhere)
+    names = {knob.name for knob in found.space.knobs}
+    for strategy in (found.best, found.space.default):
+        assert strategy["cycle_time_ms"] == 40.0 and 2 <= strategy["buckets"] <= 4
+        assert strategy.get("large_exchange") in ("allreduce", "hierarchical", None)
+        if hosts > 1:
+            assert strategy["embedding_exchange"] == "hierarchical"
+    assert hosts > 1 or "cycle_time_ms" in names
+    if hosts > 1:
+        assert found.default_s.value == pytest.approx(step_s, rel=0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, re
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.live.memory import free_bytes
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
-from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, ExchangePlan
 from hvd_autosync.search_space.horovod_settings import (
     CYCLE_VARIABLE,
     horovod_settings,
@@ -26,8 +27,10 @@ from hvd_autosync.search_space.horovod_settings import (
 from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.search_space.sync_plan import SyncPlan, sync_plan
 
-#: So many times the bytes of all gradients a strategy may need: buckets, and what is received.
-_COPIES = 2
+#: So many times the bytes of all gradients a strategy may need: buckets, and what is received. With
+#: lossless codes also a rank's own codes and those of all, or what is decoded from these
+#: (``runtime/exchange/lossless_sum.py``).
+_COPIES, _LOSSLESS_COPIES = 2, 4
 
 
 class Attacher:
@@ -98,7 +101,7 @@ class Attacher:
         if not strategy:
             strategy, plan = self._begun
         if plan.exchange != ExchangePlan():
-            _check_memory(optimizers)
+            _check_memory(optimizers, _copies(plan.exchange, size()))
         settings = dict(horovod_settings(strategy).environment)
         wanted = {name: settings.get(name, own) for name, own in self._own.items()}
         if wanted != self.variables:
@@ -108,10 +111,23 @@ class Attacher:
             switch(optimizer, plan)
 
 
-def _check_memory(optimizers: Sequence[Any]) -> None:
+def _copies(plan: ExchangePlan, ranks: int) -> float:
+    """Return how many times the bytes of all gradients a plan may need beside them.
+
+    An owner also keeps its share of the sums. Factors pay up to twice the gradient's bytes from all
+    ranks, of which a rank also keeps its own message.
+    """
+    if any(plan.of(name).lossless for name in PARAMETER_CLASSES):
+        return _LOSSLESS_COPIES
+    if plan.by_factors:
+        return _COPIES + 2 / ranks
+    return _COPIES + 1 / ranks if plan.sharded else _COPIES
+
+
+def _check_memory(optimizers: Sequence[Any], copies: float) -> None:
     """Check that all ranks have memory for buckets beside the gradients; a collective."""
     gradients = [p for each in optimizers for p in each._requires_update]
-    needed = _COPIES * sum(p.numel() * p.element_size() for p in gradients)
+    needed = math.ceil(copies * sum(p.numel() * p.element_size() for p in gradients))
     free = min((free_bytes(device) for device in {p.device for p in gradients}), default=needed)
     if any(agree_any([free < needed], "live.memory")):
         raise SpaceError(

@@ -79,6 +79,7 @@ class Profiler:
         self._clock = _DeviceClock() if on_cuda else _HostClock()
         self._sparse: set[int] = set()
         self._touched: dict[int, float] = {}
+        self._stored: dict[int, float] = {}
         self._seconds_to_code = seconds_to_code
         self._coded: dict[int, tuple[float, float]] = {}
         self._coding_s: dict[int, float] = {}
@@ -106,8 +107,9 @@ class Profiler:
         if gradient.is_sparse:
             self._sparse.add(index)
             if not self._steps and gradient.sparse_dim() == 1:
-                touched = len(gradient._indices()[0].unique())
-                self._touched[index] = touched / max(len(gradient), 1)
+                stored, rows = gradient._indices()[0], max(len(gradient), 1)
+                self._touched[index] = len(stored.unique()) / rows
+                self._stored[index] = len(stored) / rows
             return
         if self._steps:
             return
@@ -171,7 +173,15 @@ class Profiler:
             for index, arrival in step.arrivals.items():
                 arrivals.setdefault(index, []).append(arrival)
         positions = {index: median(a[0] for a in seen) for index, seen in arrivals.items()}
-        order = {index: i for i, index in enumerate(sorted(positions, key=positions.__getitem__))}
+        arrived = sorted(positions, key=positions.__getitem__)
+        # Ranks exchange zeros for those whose gradient has not arrived at the end of backward
+        # (``synchronize`` in ``horovod/torch/optimizer.py``), but not for frozen ones.
+        never = [
+            index
+            for index, (_, parameter) in enumerate(self._parameters)
+            if arrived and index not in positions and parameter.requires_grad
+        ]
+        order = {index: position for position, index in enumerate([*arrived, *never])}
         none = FactorBytes()
         return tuple(
             ParameterProfile(
@@ -184,6 +194,7 @@ class Profiler:
                     [self._clock.seconds(start, end) for _, start, end in arrivals.get(index, [])]
                 ),
                 touched_rows=self._touched.get(index, 1.0),
+                stored_rows=self._stored.get(index, 0.0),
                 factor_bytes=factors.get(parameter, none).whole,
                 coded_factors_share=factors.get(parameter, none).coded_share,
                 coded_share=self._coded.get(index, (1.0, 1.0))[0],

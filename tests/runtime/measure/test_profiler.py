@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.runtime.measure.profiler import Profiler, _DeviceClock
 from hvd_autosync.search_space import ModelProfile
 
@@ -101,20 +103,41 @@ def test_sparse_gradients() -> None:
     assert [p.sparse for p in seen.parameters] == [True, False, False]
 
 
+def test_sparse_gradients_repeat_rows() -> None:
+    """A batch of eight has at most five different rows; records leave out what is unknown."""
+    table = nn.Embedding(5, 4, sparse=True)
+    seen = profile(nn.Sequential(Repeated(), table), steps=1).parameters[0]
+    assert (seen.stored_rows, seen.touched_rows) == (8 / 5, 2 / 5)
+    assert profile(nn.Embedding(5, 4), steps=1).parameters[0].stored_rows == 0.0
+    assert "stored_rows" not in replace(seen, stored_rows=0.0).to_json()
+
+
+class Repeated(nn.Module):
+    """The same rows, whatever the batch is."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([0, 1, 1, 1, 0, 1, 0, 0])
+
+
 def test_parameters_without_gradient() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
     model.add_module("unused", None)
     model[1].bias.requires_grad_(False)
     model.unused = nn.Linear(2, 2)  # type: ignore[assignment]
     model.forward = lambda x: model[1](model[0](x))  # type: ignore[method-assign]
-    orders = {p.name: p.ready_order for p in profile(model).parameters}
+    seen = profile(model)
+    orders = {p.name: p.ready_order for p in seen.parameters}
     assert orders == {
         "0.weight": 1,
         "1.weight": 0,
         "1.bias": -1,
-        "unused.weight": -1,
-        "unused.bias": -1,
+        "unused.weight": 2,
+        "unused.bias": 3,
     }
+    # Ranks exchange zeros for the unused layer, at the end of backward.
+    gradients = Gradients.of(ModelProfile.from_json(seen.to_json()))
+    assert gradients.size_bytes.sum() == (5 * 4 + 4 * 3 + 2 * 2 + 2) * 4
+    assert (gradients.ready_s[2:] >= gradients.ready_s[1]).all()
 
 
 def test_parameters_that_were_added_later_are_left_out() -> None:

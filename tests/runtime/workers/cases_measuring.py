@@ -104,11 +104,13 @@ def case_profile():
     RUN.profiling.profiler = None
     profile = profiler.finish()
     orders = {p.name: p.ready_order for p in profile.parameters}
-    assert orders["0.0.weight"] == orders["1.weight"] == -1, orders
-    assert sorted(orders.values()) == [-1, -1, -1, 0, 1, 2, 3, 4], orders
+    assert orders["0.0.weight"] == -1, orders
+    # Zeros are exchanged for the unused layer.
+    assert {orders["1.weight"], orders["1.bias"]} == {5, 6}, orders
+    assert sorted(orders.values()) == [-1, 0, 1, 2, 3, 4, 5, 6], orders
     assert orders["0.4.bias"] < orders["0.0.bias"], orders
     assert profile.wrapped and profile.backward_s > 0 and profile.forward_s > 0
-    ready = [p.ready_s for p in profile.parameters if p.ready_order >= 0]
+    ready = [p.ready_s for p in profile.parameters if 0 <= p.ready_order < 5]
     assert all(0 < seconds < profile.backward_s for seconds in ready)
     # The others are small, or have no gradient.
     assert [p.name for p in profile.parameters if p.coding_s > 0] == ["0.2.weight"]
