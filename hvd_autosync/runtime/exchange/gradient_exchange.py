@@ -22,7 +22,7 @@ from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order
 from hvd_autosync.runtime.collectives.levels import two_levels
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
-from hvd_autosync.runtime.exchange.buckets import Bucket
+from hvd_autosync.runtime.exchange.buckets import Bucket, dense_gradient
 from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate, collect_dropped
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
@@ -77,6 +77,10 @@ class GradientExchange(SyncMethod):
         self._parameters = list(names)
         self._progress = progress
         self._by_owners = False
+        #: Gradients of this step as they have arrived, but in the form in which they are sent.
+        self._arrived: dict[torch.nn.Parameter, torch.Tensor] = {}
+        #: Parameters whose gradients are exchanged as sparse tensors.
+        self._by_rows: Collection[torch.nn.Parameter] = ()
         #: Sparse gradients of this step, which dense buckets make dense, and their sparse
         #: dimensions.
         self._sparse: dict[torch.nn.Parameter, int] = {}
@@ -116,8 +120,14 @@ class GradientExchange(SyncMethod):
     def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of ``parameter`` is complete."""
         gradient = parameter.grad
-        if gradient is not None and gradient.is_sparse:
-            self._sparse[parameter] = gradient.sparse_dim()
+        if gradient is not None:
+            if gradient.is_sparse:
+                self._sparse[parameter] = gradient.sparse_dim()
+                if self.dispatcher.buckets and parameter not in self._by_rows:
+                    gradient = dense_gradient(parameter)
+            elif not gradient.is_contiguous():
+                gradient = dense_gradient(parameter)
+            self._arrived[parameter] = gradient
         self.dispatcher.arrived(parameter)
 
     def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
@@ -131,6 +141,8 @@ class GradientExchange(SyncMethod):
         deferred: Collection[Bucket] = ()
         if self._deferred_update is not None:
             self._deferred_update.settle_all()
+        self._put_back_replaced()
+        if self._deferred_update is not None:
             deferred = self._deferred_update.choose() if in_step else ()
         if self._zero_step is not None:
             self._zero_step.vote(in_step=in_step)
@@ -193,6 +205,7 @@ class GradientExchange(SyncMethod):
     def before_loading(self) -> None:
         """End what some ranks have begun, because the optimizer is about to load states."""
         self.settle()
+        self._arrived.clear()
         self.dispatcher.finish_if_started()
         self._make_sparse_again()
         self.forget_states()
@@ -247,6 +260,16 @@ class GradientExchange(SyncMethod):
         self._linear = {}
         self.dispatcher.close()
 
+    def _put_back_replaced(self) -> None:
+        """Put back each gradient that the script has replaced since it has arrived.
+
+        It may be in flight. Horovod, too, lets the step find the mean of what has arrived.
+        """
+        for parameter, gradient in self._arrived.items():
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        self._arrived.clear()
+
     def _make_sparse_again(self, deferred: Collection[Bucket] = ()) -> None:
         """Let the step find sparse gradients where backward has left such.
 
@@ -271,11 +294,8 @@ class GradientExchange(SyncMethod):
         self.arrival_order = [parameters[i] for i in order]
         chosen = agree_linear(parameters, self._linear, self._name)
         self._linear = {}  # buckets hold those of theirs; the others are watched no longer
-        return self._planning.buckets(
-            self.arrival_order,
-            {p for p, flag in zip(parameters, sparse, strict=True) if flag},
-            chosen,
-        )
+        self._by_rows = {p for p, flag in zip(parameters, sparse, strict=True) if flag}
+        return self._planning.buckets(self.arrival_order, self._by_rows, chosen)
 
     def _some_rank_is_absent(self) -> None:
         for layer in self._linear.values():

@@ -28,6 +28,8 @@ class RowsBucket(Bucket):
     """
 
     needs_all = True
+    #: The sum of a sparse exchange, until the step finds it.
+    _sum: torch.Tensor | None = None
 
     def __init__(
         self, name: str, parameter: torch.nn.Parameter, scaling: Scaling, *, sparse: bool
@@ -37,6 +39,13 @@ class RowsBucket(Bucket):
         self._scaling = scaling
         self._whole = FlatBucket(name, (parameter,), Flat(scaling))
         self._backoff = Backoff()
+
+    def reset(self) -> None:
+        super().reset()
+        if self._sum is not None:
+            # Only now: the script may have replaced the gradient since it was sent.
+            (table,) = self.parameters
+            table.grad, self._sum = self._sum, None
 
     def send(self) -> Steps:
         (table,) = self.parameters
@@ -48,11 +57,11 @@ class RowsBucket(Bucket):
             yield from self._send_touched(dense_gradient(table))
 
     def send_plainly(self) -> Steps:
-        (table,) = self.parameters
+        gradient = dense_gradient(self.parameters[0])
         yield from self._whole.send()
-        if self._sparse and table.grad is not None:
+        if self._sparse:
             # Also where backward has left none in this step: its optimizer may take no dense one.
-            table.grad = table.grad.to_sparse(1)
+            self._sum = gradient.to_sparse(1)
 
     def _send_touched(self, gradient: torch.Tensor) -> Steps:
         own = touched_rows(gradient)
@@ -91,7 +100,7 @@ class RowsBucket(Bucket):
             return
         values = yield allgather_async(values, name=f"{self.name}.rows")
         values.mul_(self._scaling.before * self._scaling.after)
-        table.grad = torch.sparse_coo_tensor(numbers[None], values, gradient.shape)
+        self._sum = torch.sparse_coo_tensor(numbers[None], values, gradient.shape)
 
     def _too_many(self, numbers: torch.Tensor, dtype: torch.dtype) -> bool:
         """Return whether all ranks' rows together are more than can be gathered."""

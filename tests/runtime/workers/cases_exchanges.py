@@ -174,6 +174,18 @@ def case_hooks_of_the_script_change_gradients_before_they_are_sent():
     compare(steps=FEW, hook=clip)
 
 
+def case_gradients_that_the_script_replaces_before_the_step():
+    """The step finds the mean of what has arrived, as Horovod's does."""
+
+    def step(distributed):
+        for parameter in distributed._requires_update:
+            if parameter.grad is not None:
+                parameter.grad = torch.nan_to_num(parameter.grad)
+        distributed.step()
+
+    compare(step=step, steps=FEW)
+
+
 def case_join():
     uneven = [FEW + 2 * rank for rank in range(hvd.size())]
     # Who has joined takes no further steps.
