@@ -20,9 +20,11 @@ import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order
 from hvd_autosync.runtime.collectives.levels import two_levels
-from hvd_autosync.runtime.collectives.operations import rank
+from hvd_autosync.runtime.collectives.operations import copies_to_host, rank
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
-from hvd_autosync.runtime.exchange.buckets import Bucket, dense_gradient
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
+from hvd_autosync.runtime.exchange.buckets import Bucket, GradientBucket, dense_gradient
+from hvd_autosync.runtime.exchange.changed_gradients import HELD, ChangedGradients
 from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate, collect_dropped
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
@@ -98,6 +100,10 @@ class GradientExchange(SyncMethod):
             self._some_rank_is_absent,
             priority=plan.order == "priority",
         )
+        # In the first step nothing is sent before its end, so there is time for more.
+        self.dispatcher.changes = ChangedGradients(with_bits=plan != ExchangePlan())
+        #: Whether the script has changed gradients that have arrived in this step.
+        self._changed = False
         self._zero_step: ZeroStep | None = None
         self._close_server: Callable[[], object] = lambda: None
         if plan.sharded:
@@ -128,6 +134,8 @@ class GradientExchange(SyncMethod):
             elif not gradient.is_contiguous():
                 gradient = dense_gradient(parameter)
             self._arrived[parameter] = gradient
+            if self.dispatcher.changes is not None:
+                self.dispatcher.changes.note(parameter, gradient)
         self.dispatcher.arrived(parameter)
 
     def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
@@ -142,6 +150,8 @@ class GradientExchange(SyncMethod):
         if self._deferred_update is not None:
             self._deferred_update.settle_all()
         self._put_back_replaced()
+        if self.dispatcher.changes is not None:
+            self._notice_changes(self.dispatcher.changes)
         if self._deferred_update is not None:
             deferred = self._deferred_update.choose() if in_step else ()
         if self._zero_step is not None:
@@ -206,6 +216,8 @@ class GradientExchange(SyncMethod):
         """End what some ranks have begun, because the optimizer is about to load states."""
         self.settle()
         self._arrived.clear()
+        if self.dispatcher.changes is not None:
+            self.dispatcher.changes.clear()
         self.dispatcher.finish_if_started()
         self._make_sparse_again()
         self.forget_states()
@@ -270,6 +282,17 @@ class GradientExchange(SyncMethod):
                 parameter.grad = gradient
         self._arrived.clear()
 
+    def _notice_changes(self, changes: ChangedGradients) -> None:
+        self._changed = changes.found()
+        changes.clear()
+        if self._changed and self.dispatcher.buckets:
+            # They are lost or not, by what was in flight. Ranks need not agree when each sends.
+            self._hold()
+
+    def _hold(self) -> None:
+        self.dispatcher.hold, self.dispatcher.changes = True, None
+        warn_on_rank_0(HELD)
+
     def _make_sparse_again(self, deferred: Collection[Bucket] = ()) -> None:
         """Let the step find sparse gradients where backward has left such.
 
@@ -295,7 +318,16 @@ class GradientExchange(SyncMethod):
         chosen = agree_linear(parameters, self._linear, self._name)
         self._linear = {}  # buckets hold those of theirs; the others are watched no longer
         self._by_rows = {p for p, flag in zip(parameters, sparse, strict=True) if flag}
-        return self._planning.buckets(self.arrival_order, self._by_rows, chosen)
+        buckets = self._planning.buckets(self.arrival_order, self._by_rows, chosen)
+        if all(isinstance(bucket, GradientBucket) for bucket in buckets):
+            self.dispatcher.changes = None  # as in Horovod, a change is one of what is in flight
+        elif agree_any([self._changed], f"{self._name}.changed")[0]:
+            self._hold()
+        elif any(map(copies_to_host, parameters)):
+            self.dispatcher.changes = None  # these copies look like changes
+        elif self.dispatcher.changes is not None:
+            self.dispatcher.changes.with_bits = False
+        return buckets
 
     def _some_rank_is_absent(self) -> None:
         for layer in self._linear.values():

@@ -92,3 +92,73 @@ def test_the_mean_of_what_has_arrived_takes_the_place_of_what_has_replaced_it(
         return values
 
     assert_trained(ThreadRanks(4, hosts=2, seed=0).run(body), expected(4))
+
+
+def halve(parameter: torch.nn.Parameter) -> None:
+    parameter.grad.mul_(0.5)
+
+
+def halve_data(parameter: torch.nn.Parameter) -> None:
+    """Which leaves the version of the gradient."""
+    parameter.grad.data.mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, halve) for name in PLANS),
+        *((name, halve_data) for name in PLANS if name not in ("each alone", "priority")),
+    ],
+)
+def test_a_factor_that_all_ranks_multiply_by_takes_effect(
+    name: str, change: Callable[[torch.nn.Parameter], None], begin: Any, capsys: Any
+) -> None:
+    def body() -> list[torch.Tensor]:
+        own = begin(SHAPES, SyncPlan(PLANS[name], CLASSES))
+
+        def between() -> None:
+            for parameter in own.parameters:
+                change(parameter)
+
+        for step in range(STEPS):
+            own.step(arriving(step, 0 if change is halve else STEPS), between=between)
+        values: list[torch.Tensor] = own.values()
+        return values
+
+    wanted = [1 - 0.5 * (1 - each) for each in expected(4)]
+    assert_trained(ThreadRanks(4, hosts=2, seed=0).run(body), wanted)
+    assert capsys.readouterr().err.count("without synchronize(): nothing is sent before") == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_script_that_begins_late_to_change_gradients_keeps_replicas_equal(
+    seed: int, begin: Any, capsys: Any
+) -> None:
+    """Two ranks that swap lossless codes add what was sent; from the next step on all is right."""
+    plan, shape, late = SyncPlan(ExchangePlan(rest=ClassPlan(lossless=True))), (64, 32), 2
+
+    def own_gradient(of_rank: int, step: int) -> torch.Tensor:
+        values = torch.zeros(shape)  # its code is short
+        values[step + of_rank] = 1.0 + of_rank
+        return values
+
+    def body() -> list[torch.Tensor]:
+        own = begin([shape], plan)
+        after = []
+        for step in range(STEPS):
+
+            def between(late: bool = step >= late) -> None:
+                if late:
+                    own.parameters[0].grad.mul_(0.5)
+
+            own.step({0: own_gradient(rank(), step)}, between=between)
+            after += own.values()
+        return after
+
+    first, second = ThreadRanks(2, seed=seed).run(body)
+    for step, (values, others) in enumerate(zip(first, second, strict=True)):
+        assert torch.equal(values, others), "ranks differ"
+        if step > late:
+            mean = (own_gradient(0, step) + own_gradient(1, step)) / 2
+            torch.testing.assert_close(values, first[step - 1] - 0.5 * 0.5 * mean)
+    assert capsys.readouterr().err.count("nothing is sent before step()") == 1

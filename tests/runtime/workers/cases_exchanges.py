@@ -186,6 +186,33 @@ def case_gradients_that_the_script_replaces_before_the_step():
     compare(step=step, steps=FEW)
 
 
+def case_gradients_that_the_script_scales_before_the_step():
+    """Without ``synchronize()``; under plain allreduces, too, it may hit one that is running."""
+
+    def scale(distributed):
+        for parameter in distributed._requires_update:
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+
+    def scaled_step(distributed):
+        scale(distributed)
+        distributed.step()
+
+    def right_step(distributed):
+        distributed.synchronize()
+        scale(distributed)
+        with distributed.skip_synchronize():
+            distributed.step()
+
+    expected = train(HOROVODS, step=right_step, steps=FEW)
+    for name, chosen in plans():
+        if name not in ("as Horovod", "priority"):
+            with plan(chosen):
+                ours = train(OURS, step=scaled_step, steps=FEW)
+            assert_same_on_all_ranks(ours)
+            assert_close(ours, expected, atol=2e-5, rtol=2e-5)
+
+
 def case_join():
     uneven = [FEW + 2 * rank for rank in range(hvd.size())]
     # Who has joined takes no further steps.
