@@ -29,7 +29,7 @@ from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate, collec
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.factors import agree_linear
-from hvd_autosync.runtime.exchange.planning import Planning
+from hvd_autosync.runtime.exchange.planning import Planning, share_memory
 from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.linear import watch_linear
@@ -313,12 +313,16 @@ class GradientExchange(SyncMethod):
         index = {parameter: i for i, parameter in enumerate(parameters)}
         arrived = dict.fromkeys([*arrivals, *parameters])
         order = agree_order([index[parameter] for parameter in arrived], self._name)
-        sparse = agree_any([_has_sparse_gradient(p) for p in parameters], self._name)
+        sparse = [_has_sparse_gradient(parameter) for parameter in parameters]
+        flags = agree_any([*sparse, *share_memory(parameters)], self._name)
+        self._by_rows, shared = (
+            {p for p, flag in zip(parameters, part, strict=True) if flag}
+            for part in (flags[: len(parameters)], flags[len(parameters) :])
+        )
         self.arrival_order = [parameters[i] for i in order]
         chosen = agree_linear(parameters, self._linear, self._name)
         self._linear = {}  # buckets hold those of theirs; the others are watched no longer
-        self._by_rows = {p for p, flag in zip(parameters, sparse, strict=True) if flag}
-        buckets = self._planning.buckets(self.arrival_order, self._by_rows, chosen)
+        buckets = self._planning.buckets(self.arrival_order, self._by_rows, shared, chosen)
         if all(isinstance(bucket, GradientBucket) for bucket in buckets):
             self.dispatcher.changes = None  # as in Horovod, a change is one of what is in flight
         elif agree_any([self._changed], f"{self._name}.changed")[0]:
