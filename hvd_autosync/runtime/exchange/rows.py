@@ -92,14 +92,17 @@ class RowsBucket(Bucket):
                 hint="Only rows can be sparse; leave the exchange of this script to Horovod.",
             )
         numbers, values = gradient.indices()[0], gradient.values()
-        if not len(numbers):
-            numbers, values = numbers.new_zeros(1), values.new_zeros(1, *values.shape[1:])
+        if not len(numbers):  # a mark, since some row has to be sent
+            numbers, values = numbers.new_full((1,), -1), values.new_zeros(1, *values.shape[1:])
         numbers = yield allgather_async(numbers, name=f"{self.name}.numbers")
         if self._too_many(numbers, values.dtype):
             yield from self.send_plainly()
             return
         values = yield allgather_async(values, name=f"{self.name}.rows")
         values.mul_(self._scaling.before * self._scaling.after)
+        kept = numbers >= 0
+        if not bool(kept.all()):
+            numbers, values = numbers[kept], values[kept]
         self._sum = torch.sparse_coo_tensor(numbers[None], values, gradient.shape)
 
     def _too_many(self, numbers: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -126,3 +126,21 @@ def test_rows_that_are_too_many_to_gather_travel_whole(
             torch.testing.assert_close(values, 1 - 0.5 * mean)
         gathers.append(ranks.calls["allgather"])
     assert gathers[0] > gathers[1]
+
+
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)])
+def test_a_sparse_gradient_without_rows_adds_none(ranks: tuple[int, ...], begin: Any) -> None:
+    """An optimizer of sparse gradients moves each row that is listed, by its momentum."""
+    nothing = torch.zeros(TABLE).to_sparse(1)
+
+    def body() -> list[list[int]]:
+        own = begin([TABLE, BODY], SyncPlan(PLANS["rows"], CLASSES))
+        listed = []
+        for _ in range(2):
+            table = nothing if rank() in ranks else gradient(rank(), 3).to_sparse(1)
+            own.step({0: table.clone(), 1: torch.ones(BODY)})
+            listed.append(own.parameters[0].grad.coalesce().indices()[0].tolist())
+        return listed
+
+    expected: list[int] = [] if 0 in ranks else [3]
+    assert ThreadRanks(2, seed=0).run(body) == [[expected] * 2] * 2
