@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order
+from hvd_autosync.runtime.collectives.agreement import agree_any, agree_most, agree_order
 from hvd_autosync.runtime.collectives.levels import two_levels
 from hvd_autosync.runtime.collectives.operations import copies_to_host, rank
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
@@ -81,8 +81,8 @@ class GradientExchange(SyncMethod):
         self._by_owners = False
         #: Gradients of this step as they have arrived, but in the form in which they are sent.
         self._arrived: dict[torch.nn.Parameter, torch.Tensor] = {}
-        #: Parameters whose gradients are exchanged as sparse tensors.
-        self._by_rows: Collection[torch.nn.Parameter] = ()
+        #: Parameters whose gradients are exchanged as sparse tensors, with their dimensions.
+        self._by_rows: dict[torch.nn.Parameter, int] = {}
         #: Sparse gradients of this step, which dense buckets make dense, and their sparse
         #: dimensions.
         self._sparse: dict[torch.nn.Parameter, int] = {}
@@ -313,12 +313,10 @@ class GradientExchange(SyncMethod):
         index = {parameter: i for i, parameter in enumerate(parameters)}
         arrived = dict.fromkeys([*arrivals, *parameters])
         order = agree_order([index[parameter] for parameter in arrived], self._name)
-        sparse = [_has_sparse_gradient(parameter) for parameter in parameters]
-        flags = agree_any([*sparse, *share_memory(parameters)], self._name)
-        self._by_rows, shared = (
-            {p for p, flag in zip(parameters, part, strict=True) if flag}
-            for part in (flags[: len(parameters)], flags[len(parameters) :])
-        )
+        dimensions = agree_most(map(_sparse_dimensions, parameters), f"{self._name}.sparse")
+        self._by_rows = {p: most for p, most in zip(parameters, dimensions, strict=True) if most}
+        flags = agree_any(share_memory(parameters), f"{self._name}.shared")
+        shared = {p for p, flag in zip(parameters, flags, strict=True) if flag}
         self.arrival_order = [parameters[i] for i in order]
         chosen = agree_linear(parameters, self._linear, self._name)
         self._linear = {}  # buckets hold those of theirs; the others are watched no longer
@@ -354,5 +352,6 @@ def check_plan(plan: ExchangePlan, names: Mapping[torch.nn.Parameter, tuple[str,
     check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
 
 
-def _has_sparse_gradient(parameter: torch.nn.Parameter) -> bool:
-    return parameter.grad is not None and parameter.grad.is_sparse
+def _sparse_dimensions(parameter: torch.nn.Parameter) -> int:
+    gradient = parameter.grad
+    return gradient.sparse_dim() if gradient is not None and gradient.is_sparse else 0

@@ -73,7 +73,7 @@ class Planning:
     def buckets(
         self,
         order: Sequence[torch.nn.Parameter],
-        sparse: Collection[torch.nn.Parameter],
+        sparse: Mapping[torch.nn.Parameter, int],
         shared: Collection[torch.nn.Parameter] = (),
         linear: Collection[LinearLayer] = (),
     ) -> list[Bucket]:
@@ -83,7 +83,7 @@ class Planning:
 
         Args:
             order: Every parameter, once.
-            sparse: Those whose gradients are sparse tensors.
+            sparse: Those whose gradients are sparse tensors, with the sparse dimensions of these.
             shared: Those of which other parameters share memory.
             linear: The watched layers whose gradients are sent by factors.
         """
@@ -109,9 +109,13 @@ class Planning:
             if plan.lossless and not _codes_bits(plan, parameter):
                 plan = replace(plan, lossless=False)
             if plan.exchange == "rows" or parameter in sparse:
-                is_sparse = parameter in sparse
-                name = self._name(parameter)
-                buckets.append(RowsBucket(name, parameter, self._scaling, sparse=is_sparse))
+                rows = RowsBucket(
+                    self._name(parameter),
+                    parameter,
+                    self._scaling,
+                    sparse_dimensions=sparse.get(parameter, 0),
+                )
+                buckets.append(rows)
             else:
                 lane = (plan, parameter.dtype, parameter.device)
                 lanes.setdefault(lane, []).append(parameter)

@@ -47,7 +47,7 @@ def sizes(
         own = [nn.Parameter(torch.empty(n, dtype=dtype, device="meta")) for n in parameters]
         names = {p: (f"p{number}", "large") for number, p in enumerate(own)}
         found = {}
-        for bucket in Planning(plan, names, Scaling()).buckets(own, set()):
+        for bucket in Planning(plan, names, Scaling()).buckets(own, {}):
             flat = getattr(bucket, "_whole", bucket)  # that of a bucket of owners
             whole = sum(p.numel() for p in bucket.parameters)
             bounds = flat._slice if isinstance(flat, FlatBucket) else slice(None)
@@ -102,7 +102,7 @@ def test_powersgd_is_for_ranks_that_multiply_alike(
 
     def body() -> list[bool]:
         names = {nn.Parameter(torch.ones(4, 3)): ("p", "large")}
-        buckets = Planning(plan, names, Scaling()).buckets(list(names), set())
+        buckets = Planning(plan, names, Scaling()).buckets(list(names), {})
         return [isinstance(bucket.codec, PowerSGD) for bucket in buckets]
 
     assert ThreadRanks(2).run(body) == [[alike]] * 2

@@ -144,3 +144,27 @@ def test_a_sparse_gradient_without_rows_adds_none(ranks: tuple[int, ...], begin:
 
     expected: list[int] = [] if 0 in ranks else [3]
     assert ThreadRanks(2, seed=0).run(body) == [[expected] * 2] * 2
+
+
+@pytest.mark.parametrize("dimensions", [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("most", [2**20, 0])
+def test_gradients_that_are_sparse_in_two_dimensions(
+    dimensions: tuple[int, int], most: int, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ``torch.gather``; those of a rank that lacks one, or has other dimensions, follow."""
+    monkeypatch.setattr(rows, "MOST_GATHERED_BYTES", most)
+
+    def body() -> torch.Tensor:
+        own = begin([TABLE, BODY], SyncPlan(ExchangePlan()))
+        for step in range(STEPS):
+            dense = gradient(rank(), step)
+            table = {} if rank() == step else {0: dense.to_sparse(dimensions[rank()])}
+            own.step({**table, 1: torch.ones(BODY)})
+            # Rank 0 has none in the first step, in which ranks agree on the dimensions.
+            assert own.parameters[0].grad.sparse_dim() == dimensions[1]
+        values: torch.Tensor = own.values()[0]
+        return values
+
+    total = sum(gradient(each, step) for each in range(2) for step in range(STEPS) if each != step)
+    for values in ThreadRanks(2, seed=0).run(body):
+        torch.testing.assert_close(values, 1 - 0.5 * total / 2)

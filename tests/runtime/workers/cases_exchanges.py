@@ -355,6 +355,26 @@ def case_sparse_gradients():
                 assert_close(_sparse(OURS, optimizer), expected)
 
 
+def case_gradients_that_are_sparse_in_two_dimensions():
+    """As ``torch.gather`` makes them."""
+
+    def run(factory):
+        torch.manual_seed(3)
+        table = nn.Parameter(torch.randn(ROWS, 3))
+        distributed = factory(torch.optim.SGD([table], lr=0.1), [("table", table)])
+        for step in range(FEW):
+            distributed.zero_grad()
+            torch.gather(table, 1, inputs(step) % 3, sparse_grad=True).pow(2).sum().backward()
+            assert table.grad.sparse_dim() == 2
+            distributed.step()
+        return [table.detach()]
+
+    expected = run(HOROVODS)
+    for _, chosen in plans():
+        with plan(chosen):
+            assert_close(run(OURS), expected)
+
+
 def case_tied_weights_travel_whole():
     """A table that is also the output layer gets a gradient in every row."""
 
