@@ -73,8 +73,10 @@ PRIVATE_NAMES = (
         "torch.Tensor",
         "_version",
         (
+            "runtime/exchange/changed_gradients.py",
             "runtime/exchange/deferred_update.py",
             "runtime/exchange/factors.py",
+            "runtime/exchange/lossless_sum.py",
             "runtime/sync/averaging.py",
             "runtime/sync/shards.py",
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -121,9 +121,19 @@ def agree_any(flags: Sequence[bool], name: str) -> list[bool]:
         flags: The same number on every rank, at least one.
         name: Name of the operation.
     """
-    own = torch.tensor(flags, dtype=torch.int32, device="cpu")
-    most = allreduce(own, op=Max, name=f"hvd_autosync.any.{name}")
-    return [bool(flag) for flag in most.tolist()]
+    return [bool(flag) for flag in agree_most(flags, name)]
+
+
+def agree_most(counts: Iterable[int], name: str) -> list[int]:
+    """For each of ``counts``, the most of any rank; a collective.
+
+    Args:
+        counts: The same number on every rank, at least one.
+        name: Name of the operation.
+    """
+    own = torch.tensor([*counts], dtype=torch.int32, device="cpu")
+    most: list[int] = allreduce(own, op=Max, name=f"hvd_autosync.any.{name}").tolist()
+    return most
 
 
 def add_up(values: Sequence[float], name: str, check: Callable[[], None]) -> list[float]:

@@ -13,6 +13,7 @@ import torch
 
 from hvd_autosync.runtime.collectives.operations import Collectives, Sum, collectives
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, GradientBucket
+from hvd_autosync.runtime.exchange.changed_gradients import ChangedGradients
 from hvd_autosync.runtime.exchange.codecs import LEFT_OUT
 from hvd_autosync.runtime.exchange.exchanges import Steps
 
@@ -47,6 +48,8 @@ class Dispatcher:
 
     Attributes:
         buckets: All buckets, once the first step with all ranks has ended.
+        hold: Whether nothing is sent before :meth:`finish`; ranks may differ in it.
+        changes: Is told what exchanges write into gradients, if it is to be noticed what else does.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Dispatcher:
         self._priority = priority
         self._first_arrivals: list[torch.nn.Parameter] = []
         self.buckets: list[Bucket] = []
+        self.hold = False
+        self.changes: ChangedGradients | None = None
         self._of: dict[torch.nn.Parameter, list[Bucket]] = {}
         self._place: dict[Bucket, int] = {}
         self._ready: list[Bucket] = []
@@ -88,6 +93,8 @@ class Dispatcher:
                 bucket.missing -= 1
                 if bucket.missing == 0 and not bucket.started:
                     self._ready.append(bucket)
+            if self.hold:
+                return
             self._participation.begin()
             self._start_ready(wait=False)
             if self._staged and self._collectives.poll(self._staged[0][0]):
@@ -239,7 +246,7 @@ class Dispatcher:
                 continue
             steps = bucket.send() if all_here else bucket.send_plainly()
             if bucket.needs_all:
-                self._begin(steps)
+                self._begin(steps if self.changes is None else _noted(steps, bucket, self.changes))
             else:
                 self._single[bucket] = (next(steps), steps)
 
@@ -278,6 +285,16 @@ class Dispatcher:
         output = self._collectives.synchronize(handle)
         with contextlib.suppress(StopIteration):
             self._staged.append((steps.send(output), steps))
+
+
+def _noted(steps: Steps, bucket: Bucket, changes: ChangedGradients) -> Steps:
+    """Run ``steps``, and note after each what it may have written."""
+    with contextlib.suppress(StopIteration):
+        handle = next(steps)
+        while True:
+            changes.written(bucket.parameters)
+            handle = steps.send((yield handle))
+    changes.written(bucket.parameters)
 
 
 class _ParticipationCheck:

@@ -27,6 +27,7 @@ from hvd_autosync.runtime.collectives.operations import MOST_GATHERED_BYTES, siz
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
+from hvd_autosync.runtime.exchange.changed_gradients import sum_of_bits
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
 from hvd_autosync.runtime.exchange.lossless import HEADER_BYTES, decode, encode, header_of, set_mark
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
@@ -307,7 +308,7 @@ class FactorsBucket(Bucket):
         self._steps += 1
         if self._equal is False or self._steps % _CHECK_EVERY != 1:
             return 0
-        return _sum_of_bits(self.parameters[0].detach())
+        return sum_of_bits(self.parameters[0])
 
     def _compare_weights(self, checksums: Sequence[int]) -> None:
         if checksums[0] == 0:
@@ -426,15 +427,6 @@ def agree_linear(
             layers[weight].bias = None if taken else bias
             chosen.append(layers[weight])
     return chosen
-
-
-def _sum_of_bits(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's bits as integers of 64 bits; not 0."""
-    flat = tensor.contiguous().view(-1)
-    if flat.storage_offset() * flat.element_size() % 8:  # a part of another tensor
-        flat = flat.clone()
-    bits = flat.view(torch.uint8)
-    return int(bits[: len(bits) // 8 * 8].view(torch.int64).sum()) or 1
 
 
 def _aligned(size_bytes: int) -> int:

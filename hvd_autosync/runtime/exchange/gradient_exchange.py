@@ -18,16 +18,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order
+from hvd_autosync.runtime.collectives.agreement import agree_any, agree_most, agree_order
 from hvd_autosync.runtime.collectives.levels import two_levels
-from hvd_autosync.runtime.collectives.operations import rank
+from hvd_autosync.runtime.collectives.operations import copies_to_host, rank
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
-from hvd_autosync.runtime.exchange.buckets import Bucket
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
+from hvd_autosync.runtime.exchange.buckets import Bucket, GradientBucket, dense_gradient
+from hvd_autosync.runtime.exchange.changed_gradients import HELD, ChangedGradients
 from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate, collect_dropped
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.factors import agree_linear
-from hvd_autosync.runtime.exchange.planning import Planning
+from hvd_autosync.runtime.exchange.planning import Planning, share_memory
 from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.linear import watch_linear
@@ -77,6 +79,10 @@ class GradientExchange(SyncMethod):
         self._parameters = list(names)
         self._progress = progress
         self._by_owners = False
+        #: Gradients of this step as they have arrived, but in the form in which they are sent.
+        self._arrived: dict[torch.nn.Parameter, torch.Tensor] = {}
+        #: Parameters whose gradients are exchanged as sparse tensors, with their dimensions.
+        self._by_rows: dict[torch.nn.Parameter, int] = {}
         #: Sparse gradients of this step, which dense buckets make dense, and their sparse
         #: dimensions.
         self._sparse: dict[torch.nn.Parameter, int] = {}
@@ -94,6 +100,10 @@ class GradientExchange(SyncMethod):
             self._some_rank_is_absent,
             priority=plan.order == "priority",
         )
+        # In the first step nothing is sent before its end, so there is time for more.
+        self.dispatcher.changes = ChangedGradients(with_bits=plan != ExchangePlan())
+        #: Whether the script has changed gradients that have arrived in this step.
+        self._changed = False
         self._zero_step: ZeroStep | None = None
         self._close_server: Callable[[], object] = lambda: None
         if plan.sharded:
@@ -116,8 +126,16 @@ class GradientExchange(SyncMethod):
     def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of ``parameter`` is complete."""
         gradient = parameter.grad
-        if gradient is not None and gradient.is_sparse:
-            self._sparse[parameter] = gradient.sparse_dim()
+        if gradient is not None:
+            if gradient.is_sparse:
+                self._sparse[parameter] = gradient.sparse_dim()
+                if self.dispatcher.buckets and parameter not in self._by_rows:
+                    gradient = dense_gradient(parameter)
+            elif not gradient.is_contiguous():
+                gradient = dense_gradient(parameter)
+            self._arrived[parameter] = gradient
+            if self.dispatcher.changes is not None:
+                self.dispatcher.changes.note(parameter, gradient)
         self.dispatcher.arrived(parameter)
 
     def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
@@ -131,6 +149,10 @@ class GradientExchange(SyncMethod):
         deferred: Collection[Bucket] = ()
         if self._deferred_update is not None:
             self._deferred_update.settle_all()
+        self._put_back_replaced()
+        if self.dispatcher.changes is not None:
+            self._notice_changes(self.dispatcher.changes)
+        if self._deferred_update is not None:
             deferred = self._deferred_update.choose() if in_step else ()
         if self._zero_step is not None:
             self._zero_step.vote(in_step=in_step)
@@ -193,6 +215,9 @@ class GradientExchange(SyncMethod):
     def before_loading(self) -> None:
         """End what some ranks have begun, because the optimizer is about to load states."""
         self.settle()
+        self._arrived.clear()
+        if self.dispatcher.changes is not None:
+            self.dispatcher.changes.clear()
         self.dispatcher.finish_if_started()
         self._make_sparse_again()
         self.forget_states()
@@ -247,6 +272,27 @@ class GradientExchange(SyncMethod):
         self._linear = {}
         self.dispatcher.close()
 
+    def _put_back_replaced(self) -> None:
+        """Put back each gradient that the script has replaced since it has arrived.
+
+        It may be in flight. Horovod, too, lets the step find the mean of what has arrived.
+        """
+        for parameter, gradient in self._arrived.items():
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        self._arrived.clear()
+
+    def _notice_changes(self, changes: ChangedGradients) -> None:
+        self._changed = changes.found()
+        changes.clear()
+        if self._changed and self.dispatcher.buckets:
+            # They are lost or not, by what was in flight. Ranks need not agree when each sends.
+            self._hold()
+
+    def _hold(self) -> None:
+        self.dispatcher.hold, self.dispatcher.changes = True, None
+        warn_on_rank_0(HELD)
+
     def _make_sparse_again(self, deferred: Collection[Bucket] = ()) -> None:
         """Let the step find sparse gradients where backward has left such.
 
@@ -267,15 +313,23 @@ class GradientExchange(SyncMethod):
         index = {parameter: i for i, parameter in enumerate(parameters)}
         arrived = dict.fromkeys([*arrivals, *parameters])
         order = agree_order([index[parameter] for parameter in arrived], self._name)
-        sparse = agree_any([_has_sparse_gradient(p) for p in parameters], self._name)
+        dimensions = agree_most(map(_sparse_dimensions, parameters), f"{self._name}.sparse")
+        self._by_rows = {p: most for p, most in zip(parameters, dimensions, strict=True) if most}
+        flags = agree_any(share_memory(parameters), f"{self._name}.shared")
+        shared = {p for p, flag in zip(parameters, flags, strict=True) if flag}
         self.arrival_order = [parameters[i] for i in order]
         chosen = agree_linear(parameters, self._linear, self._name)
         self._linear = {}  # buckets hold those of theirs; the others are watched no longer
-        return self._planning.buckets(
-            self.arrival_order,
-            {p for p, flag in zip(parameters, sparse, strict=True) if flag},
-            chosen,
-        )
+        buckets = self._planning.buckets(self.arrival_order, self._by_rows, shared, chosen)
+        if all(isinstance(bucket, GradientBucket) for bucket in buckets):
+            self.dispatcher.changes = None  # as in Horovod, a change is one of what is in flight
+        elif agree_any([self._changed], f"{self._name}.changed")[0]:
+            self._hold()
+        elif any(map(copies_to_host, parameters)):
+            self.dispatcher.changes = None  # these copies look like changes
+        elif self.dispatcher.changes is not None:
+            self.dispatcher.changes.with_bits = False
+        return buckets
 
     def _some_rank_is_absent(self) -> None:
         for layer in self._linear.values():
@@ -298,5 +352,6 @@ def check_plan(plan: ExchangePlan, names: Mapping[torch.nn.Parameter, tuple[str,
     check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
 
 
-def _has_sparse_gradient(parameter: torch.nn.Parameter) -> bool:
-    return parameter.grad is not None and parameter.grad.is_sparse
+def _sparse_dimensions(parameter: torch.nn.Parameter) -> int:
+    gradient = parameter.grad
+    return gradient.sparse_dim() if gradient is not None and gradient.is_sparse else 0

@@ -54,8 +54,10 @@ class LosslessSum:
 def _sum_of_two(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> _Tried:
     """Swap codes with the other rank, and add what both encode."""
     place = among.rank()
-    code = encode(tensor)
+    code, version = encode(tensor), tensor._version
     other_code = yield from _swap(code, len(tensor), name, among)
+    if tensor._version != version:  # the script has changed it, and the other rank adds the code
+        tensor.copy_(decode(code))
     other = decode(other_code).to(tensor.device)
     pair = (tensor, other) if place == 0 else (other, tensor)
     for each in pair:

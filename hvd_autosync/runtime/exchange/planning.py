@@ -73,7 +73,8 @@ class Planning:
     def buckets(
         self,
         order: Sequence[torch.nn.Parameter],
-        sparse: Collection[torch.nn.Parameter],
+        sparse: Mapping[torch.nn.Parameter, int],
+        shared: Collection[torch.nn.Parameter] = (),
         linear: Collection[LinearLayer] = (),
     ) -> list[Bucket]:
         """Return the buckets for parameters in the order in which their gradients arrive.
@@ -82,7 +83,8 @@ class Planning:
 
         Args:
             order: Every parameter, once.
-            sparse: Those whose gradients are sparse tensors.
+            sparse: Those whose gradients are sparse tensors, with the sparse dimensions of these.
+            shared: Those of which other parameters share memory.
             linear: The watched layers whose gradients are sent by factors.
         """
         low_rank = [p for p in order if self._plan.of(self._names[p][1]).codec == "powersgd"]
@@ -100,14 +102,20 @@ class Planning:
                 plan = replace(plan, exchange="allreduce")
             if plan.exchange in ("rows", "sharded") and parameter.dtype == torch.float16:
                 plan = replace(plan, exchange="allreduce")  # sums of Horovod's may overflow
-            if plan.exchange == "sharded" and not (parameter.dim() and parameter.is_contiguous()):
-                plan = ClassPlan()  # it has no ordered elements to split
+            ordered = parameter.dim() and parameter.is_contiguous()
+            if plan.exchange == "sharded" and (not ordered or parameter in shared):
+                # It has no ordered elements to split, or their owners would overwrite each other's.
+                plan = ClassPlan()
             if plan.lossless and not _codes_bits(plan, parameter):
                 plan = replace(plan, lossless=False)
             if plan.exchange == "rows" or parameter in sparse:
-                is_sparse = parameter in sparse
-                name = self._name(parameter)
-                buckets.append(RowsBucket(name, parameter, self._scaling, sparse=is_sparse))
+                rows = RowsBucket(
+                    self._name(parameter),
+                    parameter,
+                    self._scaling,
+                    sparse_dimensions=sparse.get(parameter, 0),
+                )
+                buckets.append(rows)
             else:
                 lane = (plan, parameter.dtype, parameter.device)
                 lanes.setdefault(lane, []).append(parameter)
@@ -211,6 +219,30 @@ class Planning:
     def _name(self, *parameters: torch.nn.Parameter) -> str:
         first = self._names[parameters[0]][0]
         return first if len(parameters) == 1 else f"{first}+{len(parameters) - 1}"
+
+
+def share_memory(parameters: Sequence[torch.nn.Parameter]) -> list[bool]:
+    """Return for each parameter whether another one of them shares any of its memory."""
+    shared: set[int] = set()
+    spans = sorted(
+        (str(p.device), p.data_ptr(), p.data_ptr() + _span(p), place)
+        for place, p in enumerate(parameters)
+        if p.numel()
+    )
+    last = ("", 0, 0, -1)  # of those before, the one that ends last
+    for span in spans:
+        same_device = span[0] == last[0]
+        if same_device and span[1] < last[2]:
+            shared |= {span[3], last[3]}
+        if not same_device or span[2] > last[2]:
+            last = span
+    return [place in shared for place in range(len(parameters))]
+
+
+def _span(parameter: torch.nn.Parameter) -> int:
+    """Return the bytes from the first element to the end of the last one."""
+    steps = zip(parameter.shape, parameter.stride(), strict=True)
+    return (1 + sum((count - 1) * stride for count, stride in steps)) * parameter.element_size()
 
 
 def _multiply_alike(device: torch.device, name: str) -> bool:

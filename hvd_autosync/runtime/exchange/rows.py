@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives.operations import MOST_GATHERED_BYTES, allgather_async
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
@@ -24,19 +23,33 @@ class RowsBucket(Bucket):
         name: As of any bucket.
         parameter: The table, shape ``(rows, ...)``.
         scaling: Factors of the reduction.
-        sparse: Whether its gradients are sparse tensors.
+        sparse_dimensions: Of its gradients, if they are sparse tensors; else 0.
     """
 
     needs_all = True
+    #: The sum of a sparse exchange, until the step finds it.
+    _sum: torch.Tensor | None = None
 
     def __init__(
-        self, name: str, parameter: torch.nn.Parameter, scaling: Scaling, *, sparse: bool
+        self,
+        name: str,
+        parameter: torch.nn.Parameter,
+        scaling: Scaling,
+        *,
+        sparse_dimensions: int = 0,
     ) -> None:
         super().__init__(name, (parameter,))
-        self._sparse = sparse
+        self._sparse = sparse_dimensions
         self._scaling = scaling
         self._whole = FlatBucket(name, (parameter,), Flat(scaling))
         self._backoff = Backoff()
+
+    def reset(self) -> None:
+        super().reset()
+        if self._sum is not None:
+            # Only now: the script may have replaced the gradient since it was sent.
+            (table,) = self.parameters
+            table.grad, self._sum = self._sum, None
 
     def send(self) -> Steps:
         (table,) = self.parameters
@@ -48,11 +61,11 @@ class RowsBucket(Bucket):
             yield from self._send_touched(dense_gradient(table))
 
     def send_plainly(self) -> Steps:
-        (table,) = self.parameters
+        gradient = dense_gradient(self.parameters[0])
         yield from self._whole.send()
-        if self._sparse and table.grad is not None:
+        if self._sparse:
             # Also where backward has left none in this step: its optimizer may take no dense one.
-            table.grad = table.grad.to_sparse(1)
+            self._sum = gradient.to_sparse(self._sparse)
 
     def _send_touched(self, gradient: torch.Tensor) -> Steps:
         own = touched_rows(gradient)
@@ -72,30 +85,34 @@ class RowsBucket(Bucket):
     def _send_sparse(self, table: torch.nn.Parameter) -> Steps:
         if table.grad is None:
             nothing = (
-                table.new_zeros(1, 0, dtype=torch.int64),
-                table.new_zeros(0, *table.shape[1:]),
+                table.new_zeros(self._sparse, 0, dtype=torch.int64),
+                table.new_zeros(0, *table.shape[self._sparse :]),
             )
             table.grad = torch.sparse_coo_tensor(*nothing, table.shape, device=table.device)
-        gradient = (table.grad if table.grad.is_sparse else table.grad.to_sparse(1)).coalesce()
-        if gradient.sparse_dim() != 1:
-            raise SpaceError(
-                f"the gradient of {self.name} is sparse in {gradient.sparse_dim()} dimensions",
-                hint="Only rows can be sparse; leave the exchange of this script to Horovod.",
-            )
-        numbers, values = gradient.indices()[0], gradient.values()
-        if not len(numbers):
-            numbers, values = numbers.new_zeros(1), values.new_zeros(1, *values.shape[1:])
+        gradient = table.grad
+        if gradient.is_sparse and gradient.sparse_dim() != self._sparse:
+            gradient = gradient.to_dense()
+        if not gradient.is_sparse:
+            gradient = gradient.to_sparse(self._sparse)
+        gradient = gradient.coalesce()
+        numbers, values = gradient.indices().t().contiguous(), gradient.values()
+        if not len(numbers):  # a mark, since some row has to be sent
+            numbers = numbers.new_full((1, self._sparse), -1)
+            values = values.new_zeros(1, *values.shape[1:])
         numbers = yield allgather_async(numbers, name=f"{self.name}.numbers")
         if self._too_many(numbers, values.dtype):
             yield from self.send_plainly()
             return
         values = yield allgather_async(values, name=f"{self.name}.rows")
         values.mul_(self._scaling.before * self._scaling.after)
-        table.grad = torch.sparse_coo_tensor(numbers[None], values, gradient.shape)
+        kept = numbers[:, 0] >= 0
+        if not bool(kept.all()):
+            numbers, values = numbers[kept], values[kept]
+        self._sum = torch.sparse_coo_tensor(numbers.t(), values, gradient.shape)
 
     def _too_many(self, numbers: torch.Tensor, dtype: torch.dtype) -> bool:
         """Return whether all ranks' rows together are more than can be gathered."""
-        columns = self.parameters[0].shape[1:].numel()
+        columns = self.parameters[0].shape[self._sparse or 1 :].numel()
         return len(numbers) * columns * dtype.itemsize > MOST_GATHERED_BYTES
 
 

@@ -58,7 +58,7 @@ class Averaging:
         planning = Planning(plan, names, Scaling(1.0, 1.0 / size()))
 
         def make_buckets(_: Any) -> list[Bucket]:
-            return planning.buckets(self._twins, set())
+            return planning.buckets(self._twins, {})
 
         self._compressed = any(plan.of(each).codec != "none" for each in PARAMETER_CLASSES)
         self._versions = self._now()

@@ -17,7 +17,7 @@ from hvd_autosync.runtime.exchange.buckets import FlatBucket
 from hvd_autosync.runtime.exchange.codecs import PowerSGD
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.factors import pays
-from hvd_autosync.runtime.exchange.planning import Planning
+from hvd_autosync.runtime.exchange.planning import Planning, share_memory
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
 GIB = 2**30
@@ -47,7 +47,7 @@ def sizes(
         own = [nn.Parameter(torch.empty(n, dtype=dtype, device="meta")) for n in parameters]
         names = {p: (f"p{number}", "large") for number, p in enumerate(own)}
         found = {}
-        for bucket in Planning(plan, names, Scaling()).buckets(own, set()):
+        for bucket in Planning(plan, names, Scaling()).buckets(own, {}):
             flat = getattr(bucket, "_whole", bucket)  # that of a bucket of owners
             whole = sum(p.numel() for p in bucket.parameters)
             bounds = flat._slice if isinstance(flat, FlatBucket) else slice(None)
@@ -102,7 +102,7 @@ def test_powersgd_is_for_ranks_that_multiply_alike(
 
     def body() -> list[bool]:
         names = {nn.Parameter(torch.ones(4, 3)): ("p", "large")}
-        buckets = Planning(plan, names, Scaling()).buckets(list(names), set())
+        buckets = Planning(plan, names, Scaling()).buckets(list(names), {})
         return [isinstance(bucket.codec, PowerSGD) for bucket in buckets]
 
     assert ThreadRanks(2).run(body) == [[alike]] * 2
@@ -114,3 +114,19 @@ def test_factors_that_cannot_be_gathered_do_not_pay() -> None:
     assert pays(4000, weight, 4)
     assert not pays(4096, weight, 4)
     assert pays(4096, weight, 2)
+
+
+def test_parameters_that_share_memory() -> None:
+    memory = torch.zeros(100)
+    pieces = [memory[:20], memory[20:40], memory[35:50], memory[60:], memory[70:80], memory[0:0]]
+    pieces += [torch.zeros(20), memory[40:60].view(4, 5).t(), memory[51:60:2]]
+    parameters = [nn.Parameter(piece) for piece in pieces]
+    assert [place for place, own in enumerate(share_memory(parameters)) if own] == [
+        1,
+        2,
+        3,
+        4,
+        7,
+        8,
+    ]
+    assert share_memory(parameters[:2]) == [False, False]

@@ -147,14 +147,27 @@ class Training:
         epochs: Epochs = self.method._progress.epochs
         return epochs
 
-    def step(self, gradients: Mapping[int, torch.Tensor], *, in_step: bool = True) -> None:
-        """Make a step with gradients by place, in the order of their arrival."""
+    def step(
+        self,
+        gradients: Mapping[int, torch.Tensor],
+        *,
+        in_step: bool = True,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make a step with gradients by place, in the order of their arrival.
+
+        Args:
+            gradients: The gradients.
+            in_step: Whether the optimizer alone uses them.
+            between: What the script does between ``backward()`` and ``step()``.
+        """
         for each in self.parameters:
             each.grad = None
         for place, gradient in gradients.items():
             self.parameters[place].grad = gradient
             self.method.on_gradient_added(self.parameters[place])
             self.method.on_gradient_ready(self.parameters[place])
+        between()
 
         def own_step() -> None:
             self.method.on_synchronize(in_step=in_step, fresh=True)

@@ -126,3 +126,45 @@ def test_rows_that_are_too_many_to_gather_travel_whole(
             torch.testing.assert_close(values, 1 - 0.5 * mean)
         gathers.append(ranks.calls["allgather"])
     assert gathers[0] > gathers[1]
+
+
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)])
+def test_a_sparse_gradient_without_rows_adds_none(ranks: tuple[int, ...], begin: Any) -> None:
+    """An optimizer of sparse gradients moves each row that is listed, by its momentum."""
+    nothing = torch.zeros(TABLE).to_sparse(1)
+
+    def body() -> list[list[int]]:
+        own = begin([TABLE, BODY], SyncPlan(PLANS["rows"], CLASSES))
+        listed = []
+        for _ in range(2):
+            table = nothing if rank() in ranks else gradient(rank(), 3).to_sparse(1)
+            own.step({0: table.clone(), 1: torch.ones(BODY)})
+            listed.append(own.parameters[0].grad.coalesce().indices()[0].tolist())
+        return listed
+
+    expected: list[int] = [] if 0 in ranks else [3]
+    assert ThreadRanks(2, seed=0).run(body) == [[expected] * 2] * 2
+
+
+@pytest.mark.parametrize("dimensions", [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("most", [2**20, 0])
+def test_gradients_that_are_sparse_in_two_dimensions(
+    dimensions: tuple[int, int], most: int, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ``torch.gather``; those of a rank that lacks one, or has other dimensions, follow."""
+    monkeypatch.setattr(rows, "MOST_GATHERED_BYTES", most)
+
+    def body() -> torch.Tensor:
+        own = begin([TABLE, BODY], SyncPlan(ExchangePlan()))
+        for step in range(STEPS):
+            dense = gradient(rank(), step)
+            table = {} if rank() == step else {0: dense.to_sparse(dimensions[rank()])}
+            own.step({**table, 1: torch.ones(BODY)})
+            # Rank 0 has none in the first step, in which ranks agree on the dimensions.
+            assert own.parameters[0].grad.sparse_dim() == dimensions[1]
+        values: torch.Tensor = own.values()[0]
+        return values
+
+    total = sum(gradient(each, step) for each in range(2) for step in range(STEPS) if each != step)
+    for values in ThreadRanks(2, seed=0).run(body):
+        torch.testing.assert_close(values, 1 - 0.5 * total / 2)

@@ -74,6 +74,17 @@ def test_checkpoints_after_a_parameter_was_dropped(begin: Any, dropped: int) -> 
             torch.testing.assert_close(whole[place]["momentum_buffer"], expected)
 
 
+def test_two_parameters_of_one_memory_are_both_stepped(begin: Any) -> None:
+    """One after the other, as in place; owners would each write their own over the other's."""
+
+    def change(number: int, optimizer: torch.optim.Optimizer) -> None:
+        first, second, _ = optimizer.param_groups[0]["params"]
+        if number == 0:
+            second.data = first.data.view(second.shape)
+
+    compare(begin, change)
+
+
 def clear(optimizer: torch.optim.Optimizer) -> None:
     optimizer.state.clear()
 

@@ -174,6 +174,45 @@ def case_hooks_of_the_script_change_gradients_before_they_are_sent():
     compare(steps=FEW, hook=clip)
 
 
+def case_gradients_that_the_script_replaces_before_the_step():
+    """The step finds the mean of what has arrived, as Horovod's does."""
+
+    def step(distributed):
+        for parameter in distributed._requires_update:
+            if parameter.grad is not None:
+                parameter.grad = torch.nan_to_num(parameter.grad)
+        distributed.step()
+
+    compare(step=step, steps=FEW)
+
+
+def case_gradients_that_the_script_scales_before_the_step():
+    """Without ``synchronize()``; under plain allreduces, too, it may hit one that is running."""
+
+    def scale(distributed):
+        for parameter in distributed._requires_update:
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+
+    def scaled_step(distributed):
+        scale(distributed)
+        distributed.step()
+
+    def right_step(distributed):
+        distributed.synchronize()
+        scale(distributed)
+        with distributed.skip_synchronize():
+            distributed.step()
+
+    expected = train(HOROVODS, step=right_step, steps=FEW)
+    for name, chosen in plans():
+        if name not in ("as Horovod", "priority"):
+            with plan(chosen):
+                ours = train(OURS, step=scaled_step, steps=FEW)
+            assert_same_on_all_ranks(ours)
+            assert_close(ours, expected, atol=2e-5, rtol=2e-5)
+
+
 def case_join():
     uneven = [FEW + 2 * rank for rank in range(hvd.size())]
     # Who has joined takes no further steps.
@@ -314,6 +353,26 @@ def case_sparse_gradients():
         for _, chosen in plans():
             with plan(chosen):
                 assert_close(_sparse(OURS, optimizer), expected)
+
+
+def case_gradients_that_are_sparse_in_two_dimensions():
+    """As ``torch.gather`` makes them."""
+
+    def run(factory):
+        torch.manual_seed(3)
+        table = nn.Parameter(torch.randn(ROWS, 3))
+        distributed = factory(torch.optim.SGD([table], lr=0.1), [("table", table)])
+        for step in range(FEW):
+            distributed.zero_grad()
+            torch.gather(table, 1, inputs(step) % 3, sparse_grad=True).pow(2).sum().backward()
+            assert table.grad.sparse_dim() == 2
+            distributed.step()
+        return [table.detach()]
+
+    expected = run(HOROVODS)
+    for _, chosen in plans():
+        with plan(chosen):
+            assert_close(run(OURS), expected)
 
 
 def case_tied_weights_travel_whole():

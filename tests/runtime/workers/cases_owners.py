@@ -271,6 +271,18 @@ def case_parameters_that_move_to_other_memory():
     assert_close(list(ours.parameters()), list(expected.parameters()))
 
 
+def case_two_parameters_of_one_memory():
+    """Horovod's optimizer makes both updates, one after the other."""
+    pairs = [make(OURS, "momentum"), make(HOROVODS, "momentum")]
+    for model, distributed in pairs:
+        model[2].weight.data = model[0].weight.data.view(-1)[:160].view(8, 20)
+        for number in range(5):
+            step(model, distributed, number)
+    (ours, _), (expected, _) = pairs
+    assert_close(list(ours.parameters()), list(expected.parameters()))
+    assert_same_on_all_ranks([parameter.detach() for parameter in ours.parameters()])
+
+
 class Coupled(torch.optim.SGD):
     """An optimizer of the user's, of which nothing is known: here, a step of the whole norm."""
 
