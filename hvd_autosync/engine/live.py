@@ -18,6 +18,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LiveRunner, Training, train_under
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
+from hvd_autosync.study.resumed import has_rested
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
@@ -194,7 +195,8 @@ class _Resuming:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         task = study.record.task
         classes = {} if task is None else parameter_classes(task.model)
-        for trial in study.history:
+        history = study.history
+        for trial in () if has_rested(history) else history:  # else the default comes again first
             if trial.result is not None:
                 self._runner.remember(trial.strategy, classes, trial.result)
         self._listener.on_study_start(study, resumed=resumed)
