@@ -91,7 +91,7 @@ def _parameters(
 
 
 def _look_up(query: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of the best known strategy; empty if none is known.
+    """Return the document of the best known strategy; without knobs if none is known.
 
     Raises:
         ConfigurationError: The store cannot be used.
@@ -115,7 +115,7 @@ def _look_up(query: dict[str, Any]) -> dict[str, Any]:
         print_line(
             "no strategy is known for this model on these hosts; tune it with horovodrun --autosync"
         )
-        return {}
+        return {"knobs": {}}
     found: dict[str, Any] = json.loads(done.stdout)
     if "message" in found:
         raise ConfigurationError(found["message"], hint=found["hint"])
