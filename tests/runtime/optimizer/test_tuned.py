@@ -6,6 +6,8 @@ import pytest
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.optimizer.tuned import _look_up
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.strategy_file import read_strategy
 from hvd_autosync.traces import TraceStore
 
 QUESTION = {"parameters": [["weight", [2, 2], "float32"]], "slots": [2], "device": "cpu"}
@@ -30,5 +32,5 @@ def test_a_store_that_cannot_be_used_is_named_with_what_to_do(
 
 def test_nothing_known_is_no_error(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
     TraceStore(store).close()
-    assert _look_up(QUESTION) == {}
+    assert read_strategy(_look_up(QUESTION)) == (Strategy(), {})
     assert "no strategy is known" in capfd.readouterr().err
