@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hvd_autosync.engine.forwarding import ForwardingListener
 from hvd_autosync.errors import AutosyncError, LiveTuningError
 from hvd_autosync.runtime.live.notes import has_note, leave_note
 from hvd_autosync.util.log import start_log
@@ -147,21 +148,18 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
         LiveStudy(training, job, options, noted, fixed, on_switch, ends, on_end, judged).run()
 
 
-class _Noted:
-    """Forwards events to a display, and notes which study has begun, for a notebook and the end."""
+class _Noted(ForwardingListener):
+    """Notes, too, which study has begun, for a notebook and the end."""
 
     def __init__(self, display: Listener, reached: _Study) -> None:
-        self._display, self._reached = display, reached
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        event: Callable[..., None] = getattr(self._display, name)
-        return event
+        super().__init__(display)
+        self._reached = reached
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         leave_note(STUDY_NOTE, study.study_id)
         self._reached.let_go = lambda: study.store.let_go(study.study_id)
-        self._display.on_study_start(study, resumed=resumed)
+        self._listener.on_study_start(study, resumed=resumed)
 
 
 def _load(training: Training) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from hvd_autosync.engine.failed_choices import failed_choices, has_lost_training
+from hvd_autosync.engine.forwarding import ForwardingListener
 from hvd_autosync.engine.live_stage import keep_drift
 from hvd_autosync.engine.mode import choices_not_live
 from hvd_autosync.engine.options import Options
@@ -181,15 +182,12 @@ class LiveStudy:
         return Cost(switched["step"], switched["steps"], switched["spent_s"])
 
 
-class _Resuming:
-    """Forwards events, and lets the runner know what a study that is resumed has measured."""
+class _Resuming(ForwardingListener):
+    """Lets the runner know, too, what a study that is resumed has measured."""
 
     def __init__(self, listener: Listener, runner: LiveRunner) -> None:
-        self._listener, self._runner = listener, runner
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        event: Callable[..., None] = getattr(self._listener, name)
-        return event
+        super().__init__(listener)
+        self._runner = runner
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
