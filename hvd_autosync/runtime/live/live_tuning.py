@@ -37,6 +37,7 @@ from hvd_autosync.runtime.live.attach import (
 )
 from hvd_autosync.runtime.live.boundary import meet
 from hvd_autosync.runtime.live.helper import Helper, Message, begin_message, strategy_of
+from hvd_autosync.runtime.live.helper_line import HelperLine
 from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.runtime.live.optimizers import Optimizers
@@ -63,8 +64,6 @@ from hvd_autosync.util.variables import ENDED_NOTE, TUNING_ENDED_NOTE
 _ASK_EVERY_S, _MOST_STEPS = 0.25, 16
 #: Steps between two boundaries once the study has ended.
 _WATCH_EVERY = 64
-#: Shortest interval of rank 0's messages about the steps of a trial, seconds.
-_REPORT_S = 0.2
 #: So many boundaries in a row at which no switch was possible end the tuning; fewer if launched
 #: trials can follow.
 _PATIENCE, _PATIENCE_TO_REFUSE = 200, 20
@@ -101,7 +100,7 @@ class LiveTuning(JoinHook):
 
     def start_over(self, helper: Helper | None) -> None:
         """Count and tune from here on."""
-        self._helper = helper
+        self._helper, self._line = helper, HelperLine(helper, self.vanished)
         self.profiling.close()
         self._classifier = StepClassifier()
         self._steps, self._boundary_at = 0, 1
@@ -125,7 +124,6 @@ class LiveTuning(JoinHook):
         self.failed = False
         #: Whether the study has ended, and the training is watched for drift.
         self._watching, current.watch = False, None
-        self._reported_at = 0.0
 
     # Events of the training
 
@@ -202,7 +200,7 @@ class LiveTuning(JoinHook):
         self._clock.end_step(now, typical=typical)
         if self._trial is not None:
             self._trial.end_step(typical=typical)
-            self._report_step(self._trial, now)
+            self._line.report_step(self._trial, now)
             self.profiling.step_ends()
             self._trial.profile_when_due(self.profiling, self.living)
         if self._steps >= self._boundary_at:
@@ -210,12 +208,6 @@ class LiveTuning(JoinHook):
         self._clock.end_boundary(perf_counter())
         if self._trial is not None:
             self._trial.recorder.restart_clock()
-
-    def _report_step(self, trial: LiveTrial, now: float) -> None:
-        """Let the helper see that the trial goes on."""
-        if self._helper is not None and now - self._reported_at > _REPORT_S:
-            self._reported_at = now
-            self._helper.send({"type": "step", "steps": trial.steps})
 
     # Boundaries
 
@@ -238,7 +230,7 @@ class LiveTuning(JoinHook):
                 self._busy
                 or "in each step some rank computes gradients of the next one before the end"
             )
-            self._refuse(reason) if may_refuse else self._end(with_remedy(reason))
+            self._refuse(reason) if may_refuse else self._give_up(with_remedy(reason))
             return
         if agreed.possible:
             if not self._begun:
@@ -257,21 +249,26 @@ class LiveTuning(JoinHook):
             self._boundary_at = self._steps + wait
 
     def _receive(self) -> Message | None:
-        if self._helper is None or self._trial is not None or self._postponed is not None:
+        if self._trial is not None or self._postponed is not None:
             return None  # a trial has to end before the next message counts
-        message = self._helper.next()
-        if (known := self.vanished.result_of(message)) is None:
-            return message
-        self._helper.send({"type": "result", "result": known.to_json()})
-        return None
+        return self._line.next(self._strategy, self._best)
 
     def _wait_steps(self) -> int:
         """Steps until rank 0 asks for messages again."""
         if self._watching:
             return _WATCH_EVERY
-        if not self._begun:
-            return 1
-        return round(min(max(_ASK_EVERY_S / max(self._clock.step_s, 1e-9), 1), _MOST_STEPS))
+        return self._clock.steps_in(_ASK_EVERY_S, most=_MOST_STEPS) if self._begun else 1
+
+    def _give_up(self, reason: str) -> None:
+        """End the tuning, as soon as the training is under the best strategy."""
+        if self._strategy == self._best[0]:
+            self._end(reason)
+            return
+        self._trial, self._impossible = None, 0
+        self.vanished.trial_ends(measured=False)
+        self.profiling.close()
+        self._postponed = {"type": "stop", "reason": reason}
+        self._boundary_at = self._steps + 1
 
     def _ready(self) -> bool:
         trains = threading.get_ident() == self._thread
@@ -345,6 +342,7 @@ class LiveTuning(JoinHook):
         self.vanished.trial_ends(measured=status.measured)
         if result is not None:
             self._send(lambda: {"type": "result", "result": result.to_json()})
+            self._line.result_sent()
 
     def _use(self, strategy: Strategy, classes: Classes) -> str:
         """Go on under a strategy; returns why that is impossible, empty if it was done."""
@@ -361,10 +359,10 @@ class LiveTuning(JoinHook):
 
     def _go_on(self, strategy: Strategy, classes: Classes) -> bool:
         """Go on under the best strategy, or else under the default; then the tuning has ended."""
+        self._best = strategy, classes  # also if it has to wait
         if problem := self._use(strategy, classes):
             kept = self._use(Strategy(), {}) and ", nor can the default"
             self._end(f"the best strategy cannot be attached{kept}: {problem}")
-        self._best = strategy, classes
         return not problem
 
     def _include_late(self, strategy: Strategy) -> None:

@@ -47,3 +47,7 @@ class StepClock:
     def spent_s(self, now: float) -> float:
         """Return the seconds of these steps and of the boundaries, the present one included."""
         return self._spent_s + now - self._last
+
+    def steps_in(self, seconds: float, *, most: int) -> int:
+        """Return how many typical steps take so long; at least 1."""
+        return round(min(max(seconds / max(self.step_s, 1e-9), 1), most))

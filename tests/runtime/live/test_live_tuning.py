@@ -26,7 +26,7 @@ from hvd_autosync.runtime.collectives.operations import join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.collectives.reinitialize import NotNowError
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
-from hvd_autosync.runtime.live import live_trial, live_tuning
+from hvd_autosync.runtime.live import helper_line, live_trial, live_tuning
 from hvd_autosync.runtime.live.attach import switchable
 from hvd_autosync.runtime.live.helper import LOST, Message
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
@@ -292,6 +292,19 @@ def test_where_gradients_are_always_begun_tuning_ends(
     assert "before the end" in capsys.readouterr().err
 
 
+def test_where_gradients_are_begun_from_a_trial_on_tuning_ends_under_the_best(
+    attached: Attached, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        optimizer._allreduce_delay["weight"] = int(rank() != 1 or not 20 <= number < 3000)
+
+    helper = Helper(trial(FAST, measured=100))
+    train(attached, helper, lambda _: [4000], before_step=before)
+    assert [strategy for _, strategy in attached.by_rank[1]] == [FAST, Strategy()]
+    assert helper.sent[-1]["type"] == "refused" and helper.closed
+    assert "before the end" in capsys.readouterr().err
+
+
 def test_a_lost_helper_leaves_the_best_strategy(
     attached: Attached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +320,18 @@ def test_a_helper_that_is_lost_after_a_faster_trial_leaves_its_strategy(attached
     """Which is the best known, though no trial has followed."""
     train(attached, Helper(trial(FAST), {"type": "use", **named(FAST)}, LOST), lambda _: [200])
     assert [strategy for _, strategy in attached.by_rank[1]] == [FAST]
+
+
+def test_a_helper_that_is_stopped_leaves_no_trial_on(
+    attached: Attached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not end, but says nothing after a result: the best that it has named goes on."""
+    monkeypatch.setattr(helper_line, "_ANSWERS_S", 0.0)
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda _: [200])
+    for rank_ in (0, 1):
+        assert [strategy for _, strategy in attached.by_rank[rank_]] == [FAST, Strategy()]
+    assert [m["type"] for m in helper.sent if m["type"] != "step"] == ["begin", "begun", "result"]
 
 
 @pytest.mark.parametrize(
