@@ -334,6 +334,8 @@ class GradientExchange(SyncMethod):
     def _some_rank_is_absent(self) -> None:
         for layer in self._linear.values():
             layer.clear()
+        if self._zero_step is not None:
+            self._zero_step.missed = True
         self.make_whole()
 
 

@@ -10,11 +10,15 @@ import torch
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce_async_, size, synchronize
+from hvd_autosync.runtime.exchange.changed_gradients import sum_of_bits
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element
 from hvd_autosync.runtime.state.partition import Part, put_together
 from hvd_autosync.runtime.state.states import Entry, encode_entries, parameters_of, take_states
+
+#: Checksums are below it, so that sums of their squares fit into 64 bits.
+_CHECKSUMS = 2**20
 
 
 class FetchedStates:
@@ -51,7 +55,8 @@ class ZeroStep:
 
     Owners step their shards while the script leaves everything to ``step()``. If a script uses the
     reduced gradients before (``synchronize()``, as for clipping), it gets them whole, and every
-    rank makes the whole step from then on.
+    rank makes the whole step from then on. So it does where replicas are not equal, which owners
+    would make them: from the beginning, or since a rank has waited in ``join()``.
 
     Args:
         name: Distinguishes its operations from those of others; equal on all ranks.
@@ -59,7 +64,12 @@ class ZeroStep:
         dispatcher: Its dispatcher.
         fetched: Holds this rank's answer to other ranks.
         fetch_all: Returns every other rank's answer.
+
+    Attributes:
+        missed: Whether some rank has missed a step, in which this one took part.
     """
+
+    missed = False
 
     def __init__(
         self,
@@ -70,8 +80,10 @@ class ZeroStep:
         fetch_all: Callable[[], Sequence[bytes]],
     ) -> None:
         self._name = f"hvd_autosync.owners.{name}"
-        self._votes = torch.zeros(1, device="cpu")
+        #: In favour, and at the first vote the checksum of the parameters, and its square.
+        self._votes = torch.zeros(3, dtype=torch.int64, device="cpu")
         self._vote: int | None = None
+        self._compared = False
         self._optimizer = optimizer
         self._dispatcher = dispatcher
         self._fetch_all = fetch_all
@@ -97,16 +109,20 @@ class ZeroStep:
             in_step: Whether on this rank the optimizer is the first to use the gradients.
         """
         if not self._given_up:
-            self._votes.fill_(float(in_step))
+            checksum = 0 if self._compared else _checksum(self._optimizer)
+            self._compared = True
+            own = [in_step and not self.missed, checksum, checksum**2]
+            self._votes.copy_(torch.tensor(own, device="cpu"))
             self._vote = allreduce_async_(self._votes, name=f"{self._name}.vote", op=Sum)
 
     def synchronized(self) -> None:
         """All exchanges of this step are done, and their gradients are about to be used."""
         owned = [bucket for bucket in self._buckets() if bucket.owned]
         if self._vote is not None:
-            in_favour = synchronize(self._vote).item()
+            in_favour, total, squares = synchronize(self._vote).tolist()
             self._vote = None
-            if owned and in_favour < size():
+            equal = size() * squares == total**2  # the variance of the checksums is 0
+            if owned and (in_favour < size() or not equal):
                 self._given_up = True
         if owned and self._given_up:
             self.collect()
@@ -232,3 +248,8 @@ class ZeroStep:
         """Return the states of the optimizer's own parameters, by their place in it."""
         own = enumerate(parameters_of(self._optimizer))
         return {place: states[parameter] for place, parameter in own if parameter in states}
+
+
+def _checksum(optimizer: Any) -> int:
+    """Return a number for the bits of an optimizer's parameters."""
+    return sum(map(sum_of_bits, parameters_of(optimizer))) % _CHECKSUMS

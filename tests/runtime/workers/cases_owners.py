@@ -283,6 +283,32 @@ def case_two_parameters_of_one_memory():
     assert_same_on_all_ranks([parameter.detach() for parameter in ours.parameters()])
 
 
+def case_replicas_that_differ_from_the_beginning():
+    """As from seeds by rank, without a broadcast: Horovod keeps the difference."""
+    pairs = [make(OURS, "momentum"), make(HOROVODS, "momentum")]
+    for model, distributed in pairs:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.01 * hvd.rank()
+        for number in range(5):
+            step(model, distributed, number)
+    (ours, left), (expected, right) = pairs
+    assert_close(list(ours.parameters()), list(expected.parameters()))
+    assert_states(left.state_dict(), right.state_dict())
+
+
+def case_epochs_of_other_lengths_without_a_broadcast():
+    """Who has waited in ``join()`` goes on with its own parameters, and spoils nobody else's."""
+    pairs = [make(OURS, "momentum"), make(HOROVODS, "momentum")]
+    for model, distributed in pairs:
+        for epoch in range(2):
+            for number in range(3 + hvd.rank()):
+                step(model, distributed, 10 * epoch + number)
+            hvd.join()
+    (ours, _), (expected, _) = pairs
+    assert_close(list(ours.parameters()), list(expected.parameters()))
+
+
 class Coupled(torch.optim.SGD):
     """An optimizer of the user's, of which nothing is known: here, a step of the whole norm."""
 
