@@ -31,6 +31,8 @@ from hvd_autosync.search_space.trial import (
 _LOOK_EVERY = 8
 #: A step time is clear if so many steps give it with a standard error of at most this share.
 _CLEAR_STEPS, _CLEAR = 10, 0.01
+#: So often a trial begins again because some rank has missed the begin or the end of profiling.
+_MOST_RESTARTS = 5
 
 
 class LiveTrial:
@@ -56,6 +58,7 @@ class LiveTrial:
         #: Indices of steps that are unlike the others, and of those that some rank has not made.
         self._untypical: set[int] = set()
         self._partial: set[int] = set()
+        self._restarts = 0
 
     @property
     def steps(self) -> int:
@@ -107,8 +110,16 @@ class LiveTrial:
         self.recorder.end_step()
         if not typical:
             self._untypical.add(self.steps - 1)
-        if self.steps == 1:
+        if math.isnan(self._setup_s):
             self._setup_s = perf_counter() - self._began
+
+    @property
+    def _profile_steps(self) -> tuple[int, ...]:
+        """The steps after which profiling begins and ends, if the model is profiled."""
+        warmup = self.spec.warmup_steps
+        if not self.spec.profile or warmup < 2:
+            return ()
+        return warmup // 2, max(warmup - 1, warmup // 2 + 1)
 
     def profile_when_due(self, profiling: Profiling, optimizers: Callable[[], list[Any]]) -> None:
         """Profile in the warm-up, and end before the measured steps.
@@ -117,12 +128,12 @@ class LiveTrial:
             profiling: Profiles the model.
             optimizers: Returns the wrapped optimizers of the script.
         """
-        warmup = self.spec.warmup_steps
-        if not self.spec.profile or warmup < 2:
+        if self.steps not in self._profile_steps:
             return
-        if self.steps == warmup // 2 and rank() == 0:
-            profiling.begin(optimizers())
-        elif self.steps == max(warmup - 1, warmup // 2 + 1):
+        if self.steps == self._profile_steps[0]:
+            if rank() == 0:
+                profiling.begin(optimizers())
+        else:
             profiling.compare_arithmetic(gradient_device(optimizers()))
             self.profile = profiling.end()
 
@@ -153,16 +164,29 @@ class LiveTrial:
             return TrialStatus.CUT_SHORT, PRUNED if slow else OUT_OF_TIME
         return TrialStatus.COMPLETED, ""
 
-    def all_joined(self, waited: int, apart: int) -> None:
-        """All ranks have left ``join()``; the steps that some have not made are no measurements.
+    def all_joined(self, waited: int, apart: int) -> bool:
+        """Leave out the steps that some rank has not made, now that all have left ``join()``.
+
+        If profiling begins or ends with one of them, the trial begins again, on all ranks; not for
+        ever, as epochs may all be so short.
 
         Args:
             waited: How many steps others have made while this rank waited there.
             apart: How many of the last steps some rank has not made.
+
+        Returns:
+            Whether it begins again.
         """
         self.recorder.step_s += [0.0] * waited
         self.recorder.blocked_s += [0.0] * waited
+        missed = any(self.steps - apart < each <= self.steps for each in self._profile_steps)
+        if missed and self._restarts < _MOST_RESTARTS:
+            self._restarts += 1
+            self.recorder, self.profile = Recorder(), None
+            self._untypical.clear()
+            return True
         self._partial |= set(range(max(self.steps - apart, 0), self.steps))
+        return False
 
     def result(self, status: TrialStatus, reason: str, **fields: Any) -> TrialResult | None:
         """Gather the measurements of all ranks, on rank 0; a collective.

@@ -185,7 +185,8 @@ class LiveTuning(JoinHook):
         most = agree_steps(self._steps, "live")
         self._boundary_at = max(agree_steps(self._boundary_at, "live.boundary"), most + 1)
         if self._trial is not None:
-            self._trial.all_joined(most - self._steps, most - least)
+            if self._trial.all_joined(most - self._steps, most - least):
+                self.profiling.close()
             self._trial.recorder.restart_clock()
         self._steps = most
 

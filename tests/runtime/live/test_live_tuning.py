@@ -247,6 +247,22 @@ def test_the_profile_is_completed_though_the_time_is_up(attached: Attached) -> N
     assert attached.tunings[0].profiling.profiler is None
 
 
+@pytest.mark.parametrize("lengths", [([8, 60], [12, 60]), ([12, 60], [7, 60])])
+def test_the_model_is_profiled_where_ranks_have_no_step_in_which_that_begins_or_ends(
+    attached: Attached, lengths: tuple[list[int], list[int]]
+) -> None:
+    """As an epoch ends in the warm-up, after fewer steps on some rank."""
+    message = trial(Strategy(), measured=20)
+    message["spec"] |= {"profile": True, "warmup_steps": 10}
+    helper = Helper(message)
+    train(attached, helper, lambda rank: lengths[rank])
+    (result,) = helper.results()
+    assert result.profile is not None
+    assert attached.tunings[0].profiling.profiler is None
+    for report in result.ranks:
+        assert all(seconds > 0 for seconds in report.step_s), "all steps were made by all ranks"
+
+
 def test_a_strategy_for_which_some_rank_has_no_port_is_the_result(attached: Attached) -> None:
     """And leaves no error in the script's own step."""
     helper = Helper(trial(PORTLESS), trial(FAST))
