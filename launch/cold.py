@@ -11,7 +11,8 @@ from dataclasses import replace
 from hvd_autosync.launch import enclosed
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.command import start_launcher
-from hvd_autosync.launch.job import OUTPUT_OPTION, Job, without_option
+from hvd_autosync.launch.horovodrun_options import OUTPUT, without_option
+from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.private_files import FILES_VARIABLE
 from hvd_autosync.launch.remote import remote_hosts, sweep_remote_hosts
@@ -49,7 +50,7 @@ class ColdRunner:
         """
         job = replace(_part(self._job, spec.probe), command=_PROBE) if spec.probe else self._job
         # The launcher itself would write over the outputs of an earlier training.
-        job = replace(job, options=without_option(job.options, OUTPUT_OPTION))
+        job = replace(job, options=without_option(job.options, OUTPUT))
         variables = self._files.variables(spec) if self._files else {}
         if FILES_VARIABLE in variables:
             job = replace(job, command=(*_ENCLOSED, *job.command))

@@ -15,7 +15,8 @@ from hvd_autosync.launch.channel import ChannelError, ControlSender
 from hvd_autosync.launch.collector import Collector, lines_of
 from hvd_autosync.launch.command import start_launcher
 from hvd_autosync.launch.fork_server import START_S
-from hvd_autosync.launch.job import OUTPUT_OPTION, Job, without_option
+from hvd_autosync.launch.horovodrun_options import OUTPUT, without_option
+from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import sweep_remote_hosts
 from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
@@ -206,7 +207,7 @@ def _server_job(job: Job, script: UserScript) -> Job:
     """
     words = [script.interpreter, *script.options, *run_main(_MODULE)[1:]]
     kind = "-m" if script.module else "-f"
-    options = list(without_option(job.options, OUTPUT_OPTION))
+    options = list(without_option(job.options, OUTPUT))
     if job.controller is None:
         options.append("--gloo")
     command = (*words, kind, script.target, *script.arguments)

@@ -12,15 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.horovodrun_options import ELASTIC, HOSTFILE, is_option, without_option
 from hvd_autosync.launch.masking import redact, redact_launcher
 from hvd_autosync.launch.user_script import module_file
 from hvd_autosync.search_space import Host, Value
 from hvd_autosync.search_space.records import NOT_STORED, Record
-
-#: Option of ``horovodrun`` that names the folder of the ranks' outputs.
-OUTPUT_OPTION = "output-filename"
-#: Options of ``horovodrun`` of which each makes a job elastic.
-ELASTIC_OPTIONS = ("host-discovery-script", "min-np", "min-num-proc")
 
 #: Endings of the words of a command that name scripts.
 _SCRIPTS = (".py", ".sh")
@@ -69,7 +65,7 @@ class Job(Record):
     @property
     def elastic(self) -> bool:
         """Whether Horovod may change its hosts and ranks while it runs."""
-        return any(_is_option(word, name) for word in self.options for name in ELASTIC_OPTIONS)
+        return any(is_option(word, *ELASTIC) for word in self.options)
 
     @property
     def chosen(self) -> dict[str, Value]:
@@ -114,36 +110,12 @@ class Job(Record):
         layout = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         count = sum(host.slots for host in hosts)
         # The last of several equal options counts; Horovod refuses -H beside --hostfile.
-        options = (*without_option(self.options, "hostfile"), "-np", str(count), "-H", layout)
+        options = (*without_option(self.options, HOSTFILE), "-np", str(count), "-H", layout)
         return replace(self, options=options, hosts=hosts)
 
     def display(self) -> tuple[str, ...]:
         """Return the ``horovodrun`` line, masked (:mod:`hvd_autosync.launch.masking`)."""
         return ("horovodrun", *redact_launcher(self.options), *redact(self.command))
-
-
-def without_option(options: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return options of ``horovodrun`` without one that has a value, however it is abbreviated.
-
-    Args:
-        options: The words.
-        name: Its long name, without dashes, of which argparse knows the first five letters.
-    """
-    kept: list[str] = []
-    words = iter(options)
-    for word in words:
-        if _is_option(word, name):
-            if "=" not in word:
-                next(words, None)
-        else:
-            kept.append(word)
-    return tuple(kept)
-
-
-def _is_option(word: str, name: str) -> bool:
-    """Return whether a word is the option of this long name, however it is abbreviated."""
-    stem = word.lstrip("-").partition("=")[0]
-    return word.startswith("-") and len(stem) >= 5 and name.startswith(stem)
 
 
 def _without_links(command: Sequence[str]) -> list[str]:

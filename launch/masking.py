@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hvd_autosync.launch.horovodrun_options import BINDING, MPI, is_option
+
 HIDDEN = "***"
 _MARK = re.compile(r"\*{3}[0-9a-f]{6}")
 #: Harmless words. If all parts of a name are among them, its plain values are shown.
@@ -90,7 +92,7 @@ def redact_launcher(options: Sequence[str]) -> tuple[str, ...]:
     shown = []
     for word in options:
         name, equals, value = word.partition("=")
-        if _LAUNCHER_PLAIN.fullmatch(word) and not (equals and name.endswith("-args")):
+        if _LAUNCHER_PLAIN.fullmatch(word) and not (equals and is_option(word, BINDING, MPI)):
             shown.append(word)
         elif equals and name.startswith("--") and _NAME.fullmatch(name[2:]):
             shown.append(f"{name}={_line(value)}")
@@ -268,11 +270,27 @@ def _key() -> bytes:
             with open(descriptor, "wb") as file:
                 file.write(drawn)
             with suppress(FileExistsError):  # another process was faster
-                os.link(temporary, path)
+                _name(temporary, path)
         finally:
             os.unlink(temporary)
         return _read(path)
     return drawn
+
+
+def _name(temporary: str, path: Path) -> None:
+    """Give a whole file its name, unless that is taken.
+
+    Raises:
+        FileExistsError: It is taken.
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links, as of volumes that are mounted by SMB
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(Path(temporary).read_bytes())
 
 
 def _read(path: Path) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch import masking
-from hvd_autosync.launch.job import Job, assign_hosts, without_option
+from hvd_autosync.launch.job import Job, assign_hosts
 from hvd_autosync.launch.masking import redact, without_digests
 from hvd_autosync.search_space import Host
 
@@ -33,17 +33,13 @@ def test_a_part_of_the_hosts_of_a_file_is_given_without_the_file(option: tuple[s
     assert part.options == ("-np", "4", "--hosts-x", "-np", "2", "-H", "b:2")
 
 
-def test_an_option_is_left_out_wherever_it_is() -> None:
-    options = ("--output-filename", "a", "--verbose", "--output=b", "--mpi-args", "-x")
-    assert without_option(options, "output-filename") == ("--verbose", "--mpi-args", "-x")
-
-
 @pytest.mark.parametrize(
     ("options", "elastic"),
     [
         (("--min-np", "2"), True),
         (("--host-disc=x.sh",), True),
         (("--min-num-proc=2",), True),
+        (("--mi", "2"), True),
         (("--hostfile", "h", "--mpi", "-H", "a:1"), False),
         (("--output-filename", "min-np"), False),
     ],

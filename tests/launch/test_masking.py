@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import stat
 import subprocess
@@ -199,6 +200,8 @@ def test_options_of_horovodrun_stay_but_for_lines_for_mpi() -> None:
     assert redact_launcher(options) == tuple(options)
     (shown,) = without_digests(redact_launcher(["--mpi-args=-x TOKEN=hunter2 --oversubscribe"]))
     assert shown == "--mpi-args=-x TOKEN=*** --oversubscribe"
+    (shown,) = without_digests(redact_launcher(["--mpi-arg=--env=TOKEN=hunter2"]))
+    assert shown == "--mpi-arg=--env=TOKEN=***"
 
 
 def test_the_same_value_has_the_same_mask_and_another_value_another() -> None:
@@ -224,3 +227,16 @@ def test_without_a_place_for_the_key_there_is_one_for_this_process(
     key.parent.parent.write_text("no folder")
     assert keyed_digest(b"value") == keyed_digest(b"value")
     masking._key.cache_clear()
+
+
+def test_without_hard_links_the_key_is_kept_as_well(
+    key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", link)
+    first = keyed_digest(b"value")
+    masking._key.cache_clear()
+    assert keyed_digest(b"value") == first
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and list(key.parent.iterdir()) == [key]
