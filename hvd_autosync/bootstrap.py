@@ -35,16 +35,19 @@ def _is_launcher() -> bool:
     return any(w.endswith("horovodrun") or w.startswith(modules) for w in sys.orig_argv[1:6])
 
 
-def _extend_launcher(_: ModuleType, known: Sequence[str]) -> None:
+def _extend_launcher(_: ModuleType, known: Sequence[str], *, driven: bool) -> None:
     from hvd_autosync.commands.flag import extend_launcher
-    from hvd_autosync.launch.facts import spare_checks
+    from hvd_autosync.launch.driven_launcher import become_mpirun, order_interfaces, spare_checks
     from hvd_autosync.util.streams import open_standard_streams
 
     # Not earlier: during the import of this module Python reads the .pth file, whose descriptor may
     # be that of a closed stream.
     open_standard_streams()
     extend_launcher()
-    spare_checks(known)
+    if driven:
+        spare_checks(known)
+        become_mpirun()
+        order_interfaces()
 
 
 def _end_with(driver: int) -> None:
@@ -88,7 +91,7 @@ def _start() -> None:
     elif _is_launcher():
         if driver:
             _end_with(int(driver))
-        extend = partial(_extend_launcher, known=known if driver else ())
+        extend = partial(_extend_launcher, known=known, driven=bool(driver))
         when_imported(_LAUNCHER, extend, run_as_main=_RUN_LAUNCHER)
     elif ranked and is_on(os.environ.get(LIVE_VARIABLE, "")):
         from hvd_autosync.runtime.install.hooks import install_live

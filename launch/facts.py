@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection
 from functools import cache
 
 from hvd_autosync.errors import HorovodBuildError
 from hvd_autosync.search_space import HorovodBuild
-from hvd_autosync.util import patches
 from hvd_autosync.util.program import search_path
 
 
@@ -48,22 +46,6 @@ def known_controllers() -> list[str]:
         return []
     build = horovod_build()
     return [name for name, present in (("gloo", build.gloo), ("mpi", build.mpi)) if present]
-
-
-def spare_checks(controllers: Collection[str]) -> None:
-    """Let this process, a launcher of Horovod, not check whether it has these controllers.
-
-    For a check it imports torch in a process of its own (``horovod/common/util.py``), which takes a
-    second and more.
-    """
-    if "gloo" in controllers:
-        patches.install("check of gloo", _found)
-    if "mpi" in controllers:
-        patches.install("check of mpi", _found)
-
-
-def _found(_: Callable[..., object]) -> Callable[..., bool]:
-    return lambda verbose=False: True
 
 
 def _has_mpirun() -> bool:

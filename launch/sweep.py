@@ -17,6 +17,7 @@ from pathlib import Path
 from hvd_autosync.launch.stage import remove_stages
 from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, TRIAL_ID_VARIABLE
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
+from hvd_autosync.search_space.trial import TRAINING
 
 _DRIVER = f"{DRIVER_VARIABLE}=".encode()
 _PATIENCE_S = 5.0
@@ -68,7 +69,8 @@ def _runs_in(folder: str) -> bool:
             if os.readlink(process / "cwd") != folder or process.name == str(os.getpid()):
                 continue
             environment = (process / "environ").read_bytes().split(b"\0")
-            if any(entry.startswith(mark) for entry in environment) and not _is_zombie(process):
+            trials = {each for each in environment if each.startswith(mark)}
+            if trials - {mark + TRAINING.encode()} and not _is_zombie(process):
                 return True
     return False
 

@@ -43,6 +43,8 @@ OUT_OF_TIME = "the tuning's time limit was reached"
 VANISHED = "ranks have vanished in this trial, by it or not"
 #: If steps are long: the total seconds of the measured steps, and their least number.
 _MEASURED_S, _FEWEST_STEPS = 15.0, 10
+#: The trial id of a training, which is no trial.
+TRAINING = "training"
 #: File in the driver's folder in which rank 0 reports drift of the step time.
 DRIFT_FILE = "drift"
 #: File in the driver's folder with rank 0's report of a run of a recurring job.

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
 from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
@@ -29,6 +27,7 @@ from hvd_autosync.search_space.trial import (
     ENDED_FILE,
     FALLBACK_FILE,
     OUTCOME_FILE,
+    TRAINING,
     LossPrediction,
 )
 from hvd_autosync.util.variables import (
@@ -347,18 +346,9 @@ def _run(
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a launcher, if it still runs.
-
-    Under MPI Horovod's launcher has replaced itself by a shell (``horovod/runner/mpi_run.py``),
-    which would end without ``mpirun``.
-    """
-    if process.poll() is not None:
-        return
-    with contextlib.suppress(psutil.Error):  # it ends now
-        launcher = psutil.Process(process.pid)
-        is_shell = launcher.cmdline()[:2] == ["/bin/sh", "-c"]
-        for each in (is_shell and launcher.children()) or [launcher]:
-            each.send_signal(number)
+    """Send a signal to a launcher, or the ``mpirun`` that has replaced it, if it still runs."""
+    with contextlib.suppress(ProcessLookupError):  # it ends now
+        process.send_signal(number)
 
 
 def _worker_spec(
@@ -373,7 +363,7 @@ def _spec(
     strategy: Strategy, context: TrainingContext, folder: str, *, recurring: bool
 ) -> TrialSpec:
     return TrialSpec(
-        "training",
+        TRAINING,
         strategy,
         warmup_steps=0,
         measured_steps=0,

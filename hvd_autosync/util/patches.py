@@ -180,10 +180,24 @@ PATCHES = (
     Patch(
         "check of gloo",
         "horovod.runner.launch.gloo_built",
-        "launch/facts.py",
+        "launch/driven_launcher.py",
         "a launcher that our driver starts does not import torch to learn what the driver knows",
     ),
-    Patch("check of mpi", "horovod.runner.launch.mpi_built", "launch/facts.py", "likewise"),
+    Patch(
+        "check of mpi", "horovod.runner.launch.mpi_built", "launch/driven_launcher.py", "likewise"
+    ),
+    Patch(
+        "shell of mpirun",
+        "horovod.runner.mpi_run.os",
+        "launch/driven_launcher.py",
+        "mpirun ends with the driver that has started its launcher",
+    ),
+    Patch(
+        "order of interfaces",
+        "horovod.runner.launch.driver_service.get_common_interfaces",
+        "launch/driven_launcher.py",
+        "all launches of a job use the same network",
+    ),
     Patch(
         "launcher",
         "horovod.runner.launch._run",

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from hvd_autosync.launch.sweep import processes_of
+from hvd_autosync.launch.sweep import _runs_in, processes_of
+from hvd_autosync.search_space.trial import TRAINING
 
 _CODE = """
 import sys
@@ -26,3 +28,17 @@ def test_a_process_may_have_any_name() -> None:
     assert processes_of("test-sweep") == [process.pid]
     process.communicate()
     assert processes_of("test-sweep") == []
+
+
+def test_a_training_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    for trial_id, waits in (("some-trial", True), (TRAINING, False)):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CODE],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"HVD_AUTOSYNC_TRIAL_ID": trial_id},
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        assert _runs_in(str(tmp_path.resolve())) is waits
+        process.communicate()

@@ -40,7 +40,7 @@ import torch
 import torch._dynamo.callback
 from hvd_autosync.commands.flag import extend_launcher
 from hvd_autosync.engine.job_line import extend_parser
-from hvd_autosync.launch.facts import spare_checks
+from hvd_autosync.launch.driven_launcher import become_mpirun, order_interfaces, spare_checks
 from hvd_autosync.runtime.collectives import initialization, standstill
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
@@ -95,6 +95,8 @@ installers = {
     "launcher options": extend_parser,
     "check of gloo": lambda: spare_checks(["gloo"]),
     "check of mpi": lambda: spare_checks(["mpi"]),
+    "shell of mpirun": become_mpirun,
+    "order of interfaces": order_interfaces,
     "launcher": extend_launcher,
 }
 ABSENT = object()
