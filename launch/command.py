@@ -20,13 +20,14 @@ from typing import Any
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.facts import known_controllers
+from hvd_autosync.launch.horovodrun_options import BINDING, is_option
 from hvd_autosync.launch.job import Job, job_environment
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, worker_environment
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
 from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE, without_held
 from hvd_autosync.util.program import run_code, search_path
-from hvd_autosync.util.variables import CONTROLLERS_VARIABLE
+from hvd_autosync.util.variables import CONTROLLERS_VARIABLE, LIVE_VARIABLE, STORE_VARIABLE
 
 _LOG = logging.getLogger(__name__)
 #: Open MPI 5 reads Horovod's ``-bind-to`` as the program's name; this option means the same there.
@@ -53,7 +54,7 @@ def launcher_options(job: Job, strategy: Mapping[str, Value]) -> tuple[str, ...]
     options = (*job.options, *horovod_settings(strategy).options)
     # Without an option Horovod uses MPI if it was built with it; under Gloo this has no effect.
     under_gloo = strategy.get("controller", job.controller) == "gloo"
-    user_binds = any(option.startswith("--binding-args") for option in job.options)
+    user_binds = any(is_option(word, BINDING) for word in job.options)
     if not under_gloo and not user_binds and (open_mpi_major() or 0) >= 5:
         options = (*options, OPEN_MPI_5_BINDING)
     return options
@@ -145,8 +146,17 @@ def strategy_environment(strategy: Mapping[str, Value]) -> dict[str, str]:
 def launcher_environment(
     strategy: Mapping[str, Value], spec: TrialSpec | None = None
 ) -> dict[str, str]:
-    """Return the launcher's environment: the user's, the strategy's, and the trial's, if any."""
+    """Return the launcher's environment: the user's, the strategy's, and the trial's, if any.
+
+    Horovod writes it on command lines, so a store's address with a password is left out.
+    """
     environment = job_environment() | strategy_environment(strategy)
+    environment.pop(LIVE_VARIABLE, None)  # whoever launches the job knows whether it is tuned live
+    if STORE_VARIABLE in environment:
+        from hvd_autosync.traces.location import has_secrets  # with SQLAlchemy, which loads slowly
+
+        if has_secrets(environment[STORE_VARIABLE]):
+            del environment[STORE_VARIABLE]
     if spec is not None:
         environment |= worker_environment(spec)
     environment["PATH"] = search_path()

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from hvd_autosync.errors import AutosyncError, ConfigurationError, StoreError
 from hvd_autosync.util.printable import printable_output
 from hvd_autosync.util.streams import unwritable_output
+from hvd_autosync.util.variables import STORE_VARIABLE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +24,7 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
-        envvar="HVD_AUTOSYNC_STORE",
+        envvar=STORE_VARIABLE,
         show_default=False,
         metavar="URL-or-PATH",
         help="Trace store: path of an SQLite file, or an SQLAlchemy URL. "

@@ -14,6 +14,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.util.variables import STORE_VARIABLE
 
 _SMALLEST_DATABASE_BYTES = 512
 _LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs"}
@@ -139,7 +140,7 @@ def resolve_location(location: str | os.PathLike[str] | None) -> Location:
         StoreError: The URL cannot be parsed, or is no text.
     """
     if location is None:
-        location = os.environ.get("HVD_AUTOSYNC_STORE") or _default_file()
+        location = os.environ.get(STORE_VARIABLE) or _default_file()
     if not isinstance(location, (str, os.PathLike)):
         raise StoreError(
             f"{location!r:.200} is not the location of a store", hint="Give a path or a URL."

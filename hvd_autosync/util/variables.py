@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 
 #: Lowest level that :mod:`hvd_autosync.util.log` writes; without this variable there is no log.
 LOG_VARIABLE = "HVD_AUTOSYNC_LOG"
+#: The address of the store.
+STORE_VARIABLE = "HVD_AUTOSYNC_STORE"
 #: Whether a training is tuned live, by whatever launcher its ranks were started.
 LIVE_VARIABLE = "HVD_AUTOSYNC_LIVE"
 #: The job of a training that the flag tunes live, as JSON.

@@ -13,6 +13,7 @@ from hvd_autosync.engine.training import run_training
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch import command
 from hvd_autosync.launch.cold import ColdRunner
+from hvd_autosync.launch.command import launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.search_space import Host, Strategy, TrialSpec
@@ -32,6 +33,17 @@ def test_an_environment_that_is_too_large_is_reported(
     with pytest.raises(AutosyncError, match=r"cannot be launched: .*too long") as caught:
         start()
     assert "Unset large variables" in caught.value.hint
+
+
+def test_ranks_get_neither_a_password_nor_the_tuning_of_another_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Horovod writes variables on command lines; and a fork server would be tuned live."""
+    monkeypatch.setenv("HVD_AUTOSYNC_STORE", "postgresql://me:secret@database/traces")
+    monkeypatch.setenv("HVD_AUTOSYNC_LIVE", "1")
+    assert not {"HVD_AUTOSYNC_STORE", "HVD_AUTOSYNC_LIVE"} & {*launcher_environment(Strategy())}
+    monkeypatch.setenv("HVD_AUTOSYNC_STORE", "traces.db")
+    assert launcher_environment(Strategy())["HVD_AUTOSYNC_STORE"] == "traces.db"
 
 
 STUCK = """

@@ -22,11 +22,12 @@ from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.strategy_file import read_strategy
 from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.program import run_main
+from hvd_autosync.util.variables import STORE_VARIABLE
 
 _LOOK_UP = run_main("hvd_autosync.traces.best_known")
 _LIMIT_S = 60.0
 #: Environment variables passed to the look-up, which is no rank.
-_KEPT = ("HOME", "HVD_AUTOSYNC_STORE", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "XDG_DATA_HOME")
+_KEPT = ("HOME", STORE_VARIABLE, "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "XDG_DATA_HOME")
 
 
 def of_rank_0(read: Callable[[], tuple[Strategy, Classes]], name: str) -> tuple[Strategy, Classes]:
