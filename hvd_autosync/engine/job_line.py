@@ -166,10 +166,12 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
             f"the {source} is empty",
             hint="Name hosts with their slots, or leave the option out: this host only.",
         )
-    if not given_hosts and LSFUtils.using_lsf():
+    discovered = _discovered(arguments)
+    if LSFUtils.using_lsf() and not discovered and (not given_hosts or not arguments.num_proc):
         raise ConfigurationError(
             "--autosync does not read hosts and slots from LSF",
-            hint="Give the hosts with -H, and choose --gloo or --mpi.",
+            hint="Give -np and the hosts with -H, and choose --mpi: under LSF Horovod looks for no "
+            "networks, which Gloo needs.",
         )
     given_hosts = given_hosts or f"localhost:{arguments.num_proc}"
     command = tuple(arguments.command)
@@ -182,7 +184,7 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
     job = Job(
         options=without_our_options(before),
         command=command,
-        hosts=_discovered(arguments)
+        hosts=discovered
         or assign_hosts(given_hosts, arguments.num_proc, exact=controller != "mpi" and not elastic),
         controller=controller,
         held=tuple(sorted(held_by_environment(environment).items())),

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from hvd_autosync.engine.job_line import _discovered
+from hvd_autosync.engine.job_line import _discovered, parse_words, read_job
 from hvd_autosync.errors import ConfigurationError
 
 
@@ -17,3 +17,21 @@ def test_a_discovery_script_may_print_what_is_not_utf_8() -> None:
     failing = argparse.Namespace(host_discovery_script=f"{script}; exit 3", slots=None)
     with pytest.raises(ConfigurationError, match="r\ufffdserv\ufffd"):
         _discovered(failing)
+
+
+@pytest.mark.parametrize("words", [["-H", "a:4"], ["-np", "4"]])
+def test_under_lsf_ranks_and_hosts_are_to_be_given(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSB_JOBID", "1")
+    words = [*words, "--mpi", "python", "train.py"]
+    with pytest.raises(ConfigurationError, match="from LSF") as caught:
+        read_job(parse_words(words), words)
+    assert "Give -np and the hosts with -H" in caught.value.hint
+
+
+def test_under_lsf_a_discovery_script_names_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSB_JOBID", "1")
+    words = ["-np", "4", "--host-discovery-script", "echo a:4", "python", "train.py"]
+    job, _ = read_job(parse_words(words), words)
+    assert job.world_size == 4
