@@ -18,6 +18,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from hvd_autosync.util.import_hook import spec_of
+
 #: The first use of an optimizer imports ``torch._dynamo``, which takes seconds.
 _FRAMEWORKS = (
     "torch",
@@ -79,7 +81,7 @@ class _Recorder(MetaPathFinder):
         for finder in sys.meta_path:
             if finder is self:
                 continue
-            spec = finder.find_spec(fullname, path, target)  # type: ignore[arg-type]
+            spec = spec_of(finder, fullname, path, target)
             if spec is not None:
                 if spec.origin:
                     # Several processes may write: append each line with one call.

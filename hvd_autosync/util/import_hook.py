@@ -52,13 +52,21 @@ class _Finder(MetaPathFinder):
         self._asking = True
         try:
             for finder in sys.meta_path:
-                spec = finder.find_spec(fullname, path, target)  # type: ignore[arg-type]
+                spec = spec_of(finder, fullname, path, target)
                 if spec is not None and spec.loader is not None:
                     spec.loader = _ActingLoader(spec.loader, self._action, self._run_as_main)
                     return spec
         finally:
             self._asking = False
         return None
+
+
+def spec_of(
+    finder: object, fullname: str, path: object, target: ModuleType | None
+) -> ModuleSpec | None:
+    """Return what a finder finds; nothing if it is one of those of before Python 3.4."""
+    find = getattr(finder, "find_spec", None)
+    return None if find is None else find(fullname, path, target)
 
 
 class _ActingLoader(Loader):

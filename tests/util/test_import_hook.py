@@ -21,3 +21,14 @@ def test_several_actions_follow_an_import_in_their_order(monkeypatch: pytest.Mon
     assert this.__spec__ is not None and this.__spec__.loader is this.__loader__
     when_imported("this", lambda _: done.append("at once"))
     assert done[-1] == "at once"
+
+
+def test_a_finder_of_old_kind_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python passes it over, too, or asks it itself; vendored packages still bring some."""
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    done: list[str] = []
+    when_imported("this", lambda _: done.append("imported"))
+    import this
+
+    assert this.__name__ == "this" and done == ["imported"]
