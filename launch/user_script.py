@@ -9,11 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.util.program import search_path
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 #: Options of the interpreter without a value, of which several may share a word.
@@ -71,6 +73,10 @@ def user_script(command: Sequence[str]) -> UserScript:
         raise ConfigurationError("python has no script", hint="Give a script's path.")
     if not Path(words[0]).is_file():
         raise ConfigurationError(f"{words[0]!r} is not a file here", hint="Give a script's path.")
+    if zipfile.is_zipfile(words[0]):
+        raise ConfigurationError(
+            f"{words[0]!r} is a zip application", hint="Give the path of a script in plain text."
+        )
     return UserScript(interpreter, tuple(options), words[0], False, tuple(words[1:]))
 
 
@@ -125,7 +131,7 @@ def _check_interpreter(interpreter: str) -> None:
             f"the command starts with {interpreter!r}, not with python",
             hint="Start the script with python.",
         )
-    found = shutil.which(interpreter)
+    found = shutil.which(interpreter, path=search_path())
     if found is None or not (_is_own_link(found) or _environment_of(found) == _own_environment()):
         raise ConfigurationError(
             f"{interpreter} is {found or 'not found'}, which is not the Python of this environment",

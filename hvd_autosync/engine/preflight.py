@@ -51,7 +51,7 @@ def check_command(job: Job) -> None:
             hint="Check the spelling, or give the path of an executable file.",
         )
     script = script_word(words)
-    if script is not None and not os.path.isfile(script):  # noqa: PTH113 (takes any text)
+    if script is not None and not os.path.exists(script):  # noqa: PTH110 (takes any text)
         raise ConfigurationError(
             f"the script {script!r} does not exist in {Path.cwd()}", hint="Check its path."
         )

@@ -146,6 +146,7 @@ def test_an_elastic_job_is_tuned_live_on_the_hosts_that_its_script_names(tmp_pat
         (("python", "-mtrain", "nowhere.py"), None),
         (("PATH=/elsewhere", "pyton", "nowhere.py"), None),
         (("python", __file__, "nowhere.py"), None),
+        (("python", str(Path(__file__).parent), "nowhere.py"), None),  # with a __main__.py
         (("python", "-m", "nowhere.py"), None),
         (("env", "A=1", "python", "nowhere.py"), None),
     ],

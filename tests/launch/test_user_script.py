@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,16 @@ def test_the_file_of_a_module_is_that_of_the_interpreters_option(
 ) -> None:
     Path("own.py").write_text("")
     assert module_file(words.split()) == found
+
+
+def test_an_environment_need_not_be_activated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert user_script(["python", "train.py"]).target == "train.py"
+
+
+def test_a_zip_application_is_none_that_can_be_forked(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("")
+    zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz")
+    with pytest.raises(ConfigurationError, match="is a zip application"):
+        user_script(["python", str(tmp_path / "app.pyz")])
