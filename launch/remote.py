@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -55,16 +57,22 @@ def run_on(
     from horovod.runner.util.remote import get_remote_command
 
     line = get_remote_command(shlex.quote(command), host, *ssh, timeout_s=_CONNECT_S)
-    return subprocess.run(
+    with subprocess.Popen(
         line,
         shell=True,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",  # banners need not be UTF-8
-        timeout=3 * _CONNECT_S,
         start_new_session=True,  # Ctrl-C must not end what cleans up
-    )
+    ) as shell:
+        try:
+            out, err = shell.communicate(timeout=3 * _CONNECT_S)
+        except BaseException:
+            os.killpg(shell.pid, signal.SIGKILL)  # with ssh, which would go on
+            raise
+    return subprocess.CompletedProcess(line, shell.returncode, out, err)
 
 
 def unreachable_hosts(job: Job) -> list[tuple[str, str]]:
@@ -90,7 +98,14 @@ def hosts_without_package(job: Job) -> list[tuple[str, str]]:
         f"import hvd_autosync; there = hvd_autosync.__version__; there == {own!r} or "
         f"sys.exit(f'hvd_autosync is {{there}} there and {own} here')"
     )
-    return _failing_hosts(job, shlex.join(run_code(check)))
+    return _failing_hosts(job, _as_of_ranks(run_code(check)))
+
+
+def _as_of_ranks(command: list[str]) -> str:
+    """Return a command line of Python, with the variables of ranks that it may need to start."""
+    needed = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
+    variables = [f"{name}={os.environ[name]}" for name in needed if name in os.environ]
+    return shlex.join(["env", *variables, *command])
 
 
 def _failing_hosts(job: Job, command: str) -> list[tuple[str, str]]:
@@ -117,7 +132,7 @@ def sweep_remote_hosts(job: Job, trial_id: str) -> list[str]:
     """
 
     def end(host: Host) -> str | None:
-        command = shlex.join(run_main("hvd_autosync.launch.sweep", trial_id))
+        command = _as_of_ranks(run_main("hvd_autosync.launch.sweep", trial_id))
         try:
             done = run_on(host.name, command, job.ssh)
         except subprocess.TimeoutExpired:
