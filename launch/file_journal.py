@@ -32,7 +32,9 @@ from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
 #: whose processes end within seconds.
 AFTERWARDS_S = 30.0
 _INTERVAL_S = 1.0
-_FOLDER, _LOCK, _RECORD, _OTHERS = "journals", "lock", "trial.json", "others"
+_FOLDER, _LOCK, _HOST, _RECORD, _OTHERS = "journals", "lock", "host", "trial.json", "others"
+#: Of the name of a journal whose lock nobody holds yet.
+_NEW = "new-"
 
 #: A copied file's state, and its copy: a file of the journal, the target of a link, or "".
 Copies = Mapping[str, tuple[FileState, Path | str]]
@@ -127,13 +129,16 @@ class FileJournal:
         try:
             journals = journals_folder()
             journals.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.folder = Path(tempfile.mkdtemp(dir=journals))
+            self.folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=journals))
+            (self.folder / _HOST).write_text(this_host())
         except (OSError, StoreError):
             # Without a data folder there is no journal that a next start could find.
             self.folder = Path(tempfile.mkdtemp(prefix="hvd-autosync-copies-"))
         self._lock = -1
         with contextlib.suppress(OSError):  # a file system without locks
             self._lock = _locked(self.folder)
+            locked = self.folder.with_name(self.folder.name.removeprefix(_NEW))
+            self.folder = self.folder.rename(locked)
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -192,6 +197,13 @@ class FileJournal:
             raise JournalDamagedError(str(error)) from error
         return FilesRecord.of_text(text, self.folder)
 
+    def is_of_this_host(self) -> bool:
+        """Return whether its driver ran on this host; elsewhere it may live on, locked or not."""
+        try:
+            return (self.folder / _HOST).read_text() == this_host()
+        except OSError:  # of an earlier version
+            return True
+
     def last_alive_s(self) -> float:
         """Return the time of the driver's last sign of life, seconds since 1970."""
         try:
@@ -227,6 +239,8 @@ def left_journals() -> Iterator[FileJournal]:
     except (OSError, StoreError):
         return
     for folder in folders:
+        if folder.name.startswith(_NEW):
+            continue
         with contextlib.suppress(OSError):  # its driver lives, or it was just removed
             yield FileJournal(folder)
 

@@ -37,7 +37,7 @@ def revert_lost_trials(say: Callable[[str], None]) -> None:
         try:
             record = journal.record()
             if record is None:  # its driver was killed between trials
-                keep = False
+                keep = not journal.is_of_this_host()
             elif record.host == this_host():  # elsewhere its paths may be other files
                 originals = Originals.of_record(journal, record, say)
                 try:

@@ -14,8 +14,8 @@ import pytest
 from hvd_autosync.commands import flag
 from hvd_autosync.engine.job_line import parse_words
 from hvd_autosync.errors import TrialFilesError
-from hvd_autosync.launch import lost_trials
-from hvd_autosync.launch.file_journal import journals_folder
+from hvd_autosync.launch import file_journal, lost_trials
+from hvd_autosync.launch.file_journal import FileJournal, journals_folder
 from hvd_autosync.launch.lost_trials import revert_lost_trials
 from hvd_autosync.launch.watched_files import WatchedFiles
 
@@ -103,6 +103,33 @@ def test_a_driver_that_is_killed_between_trials_leaves_nothing(folder: Path) -> 
     assert [*journals_folder().iterdir()]
     revert_lost_trials(lambda _: None)
     assert not [*journals_folder().iterdir()]
+
+
+def test_a_driver_on_another_host_may_live_though_its_lock_is_not_seen_here(folder: Path) -> None:
+    """As on a file system that is mounted with local locks."""
+    driver = _DRIVER.partition("watch.begin")[0] + "os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", driver, ""], cwd=folder)
+    (journal,) = journals_folder().iterdir()
+    (journal / "host").write_text("elsewhere")
+    revert_lost_trials(lambda _: None)
+    assert journal.exists()
+
+
+def test_a_journal_that_is_being_made_is_left_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another start comes before its driver has locked it."""
+    made: list[Path] = []
+
+    def locked(place: Path) -> int:
+        made.append(place)
+        revert_lost_trials(lambda _: None)
+        assert place.exists()
+        return os.open(place / "lock", os.O_RDWR | os.O_CREAT)
+
+    monkeypatch.setattr(file_journal, "_locked", locked)
+    FileJournal().close()
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("here", [True, False])
