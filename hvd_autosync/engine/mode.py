@@ -49,11 +49,11 @@ def why_launched(job: Job, options: Options) -> str | None:
     restrictions = load_restrictions(options.space, options.allow)
     # Lossy groups alone leave the live stage.
     reason = why_not_live(job, replace(options, allow=()), restrictions) or not_live(options)
-    if reason and options.reuse == "never":
-        return reason
+    if options.reuse == "never":
+        return reason or None
     with closing(TraceStore(options.store)) as store:
         key = tuning_key(job, options, restrictions)
-        if options.reuse != "never" and usable_study(store, key, options) is not None:
+        if usable_study(store, key, options) is not None:
             return ""
         return reason or _interrupted(store, key)
 

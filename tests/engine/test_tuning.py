@@ -13,7 +13,7 @@ import pytest
 from hvd_autosync.engine import tuning
 from hvd_autosync.engine.compatibility import why_again
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.study_options import tuning_key
+from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune
 from hvd_autosync.errors import DefaultTrialError, ShortJobError, StoreError
 from hvd_autosync.launch.job import Job
@@ -37,6 +37,7 @@ from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
+from hvd_autosync.util.versions import versions
 
 LARGE = ParameterProfile("large.weight", (512, 512), "float32")
 TASK = Task(
@@ -448,6 +449,39 @@ def test_a_new_study_because_of_other_settings_is_reported(tmp_path: Path) -> No
         if "starting a new study" in (text := call.args[0])
     )
     assert interrupted.study_id in notice and "trials 8, now 6" in notice
+
+
+@pytest.mark.parametrize("reuse", ["auto", "never"])
+def test_a_study_of_perhaps_another_training_is_not_resumed_under_reuse_never(
+    tmp_path: Path, reuse: str
+) -> None:
+    """The model or the data may have changed, and pairs of quality trials be of two trainings."""
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), allow=("schedule",), reuse=reuse)
+    store, key = TraceStore(options.store), tuning_key(job, options, {})
+    settings = settings_of(options).to_json()
+    for _ in range(2):
+        old = store.create_study(
+            job_key=key, command=(), settings=settings, versions=versions()
+        ).study_id
+        for seed in (1, 2):
+            info = {"seed": seed, "steps": 200}
+            number = store.ask(old, Strategy(), "quality", info)
+            losses = RankReport(0, "a", losses=(1.0,) * 200)
+            store.tell(old, number, TrialResult(TrialStatus.COMPLETED, ranks=(losses,)))
+        store.let_go(old)
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = Launched
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    states = [study.status for study in store.studies()]  # newest first
+    if reuse == "auto":
+        assert states == [StudyStatus.RUNNING] * 2
+        return
+    assert states == [StudyStatus.RUNNING, StudyStatus.FAILED, StudyStatus.FAILED]
+    assert listener.on_study_start.call_args.kwargs == {"resumed": False}
+    notices = [call.args[0] for call in listener.on_notice.mock_calls]
+    assert old in notices[0] and "not resumed under --autosync-reuse never" in notices[0]
 
 
 @pytest.mark.parametrize("moment", ["on_study_start", "making the runner"])
