@@ -171,7 +171,7 @@ def usable_study(store: TraceStore, key: str, options: Options) -> StudyRecord |
         return None
     feasible = without_excluded(known, excluded_strategies(store, key))
     again = why_again(known, feasible, options)
-    return None if again and options.reuse != "only" else feasible
+    return None if again else feasible
 
 
 def _interrupted(store: TraceStore, key: str) -> str | None:

@@ -165,7 +165,7 @@ def tune(
             )
         unfit = why_not_in_place(feasible, fixed, unwanted)
         again = unfit or why_again(known, feasible, options)
-        if not again or (options.reuse == "only" and not unfit):
+        if not again:
             found = f"this job was tuned before: using the result of study {known.study_id}"
             listener.on_notice("; ".join([found, *other_versions(known.versions), _AGAIN]))
             return feasible

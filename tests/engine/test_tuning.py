@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hvd_autosync.engine.compatibility import why_again
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune
-from hvd_autosync.errors import DefaultTrialError, ShortJobError, StoreError
+from hvd_autosync.errors import ConfigurationError, DefaultTrialError, ShortJobError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.search_space import (
@@ -236,6 +236,7 @@ def test_a_lossy_winner_of_another_training_is_judged(tmp_path: Path) -> None:
         store.finish(study.study_id, StudyStatus.FINISHED, found, winner)
 
 
+@pytest.mark.parametrize("reuse", ["auto", "only"])
 @pytest.mark.parametrize(
     ("winner", "changed", "again"),
     [
@@ -249,12 +250,14 @@ def test_a_lossy_winner_of_another_training_is_judged(tmp_path: Path) -> None:
     ],
 )
 def test_a_lossy_winner_is_admitted_by_the_rule_of_now(
-    tmp_path: Path, winner: Strategy, changed: dict[str, Any], again: str
+    tmp_path: Path, winner: Strategy, changed: dict[str, Any], again: str, reuse: str
 ) -> None:
-    options = Options(store=str(tmp_path / "traces.db"), loss_tolerance=0.2)
+    options = Options(store=str(tmp_path / "traces.db"), loss_tolerance=0.2, reuse=reuse)
     store = TraceStore(options.store)
     settings = StudySettings(loss_tolerance=0.2).to_json()
-    study_id = store.create_study(job_key="k", command=(), settings=settings, versions={}).study_id
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    key = tuning_key(job, options, {})
+    study_id = store.create_study(job_key=key, command=(), settings=settings, versions={}).study_id
     space = SearchSpace((catalogue_knob("cycle_time_ms"), catalogue_knob("local_steps")))
     store.describe_task(study_id, TASK, space)
     found = Conclusion(winner, "it won", "", 0.1).to_json()
@@ -263,6 +266,10 @@ def test_a_lossy_winner_is_admitted_by_the_rule_of_now(
     assert why_again(known, known, options) == ""
     said = why_again(known, known, replace(options, **changed))
     assert again in said and bool(said) == bool(again)
+    if reuse == "only":
+        refused = pytest.raises(ConfigurationError, match=f"(?s){again}.*--autosync-reuse auto")
+        with refused if again else nullcontext():
+            tune(job, replace(options, **changed), MagicMock())
 
 
 def test_a_lossy_winner_that_was_admitted_without_pairs_is_judged_again(tmp_path: Path) -> None:
