@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_autosync.errors import AutosyncError, SpaceError
-from hvd_autosync.search_space import Strategy, catalogue_knob
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.traces.records import StudyStatus
 from hvd_autosync.traces.store import TraceStore
@@ -47,7 +47,7 @@ def best_known(
             continue
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
         if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):
-            if not _is_exact(study.winner):
+            if not is_exact(study.winner):
                 lossy = lossy or study.study_id
                 continue
             classes = parameter_classes(model)
@@ -61,15 +61,6 @@ def best_known(
             'of another training; strategy="tuned" takes exact strategies only'
         )
     return None
-
-
-def _is_exact(winner: Strategy) -> bool:
-    """Return whether all lossy knobs are as in Horovod; a space may have another default."""
-    try:
-        knobs = [(catalogue_knob(name), value) for name, value in winner.items()]
-    except SpaceError:
-        return False  # of an extension
-    return all(knob.exact or value == knob.default for knob, value in knobs)
 
 
 def main() -> None:
