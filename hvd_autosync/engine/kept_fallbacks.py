@@ -31,7 +31,10 @@ class KeptFallbacks:
         fallback = Fallback(self._strategy, step, reason)
         try:
             TraceStore(self._options.store).keep_fallback(study_id, fallback)
-            line += ": from now on only --autosync-replay uses it"
+            line += (
+                ": from now on only --autosync-replay uses it, or a tuning with another space file "
+                "or build of Horovod"
+            )
         except StoreError as error:
             line += f"; this could not be recorded in the store: {error}"
         self._lines.append(line)

@@ -22,7 +22,12 @@ from hvd_autosync.engine.interrupted import claim_interrupted
 from hvd_autosync.engine.live_stage import task_and_space_under
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.reuse import of_same_task
-from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
+from hvd_autosync.engine.study_options import (
+    excluded_for,
+    load_restrictions,
+    settings_of,
+    tuning_key,
+)
 from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -49,7 +54,7 @@ from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.search_space.sync_plan import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
-from hvd_autosync.study.fallbacks import excluded_strategies, fallback_line, without_excluded
+from hvd_autosync.study.fallbacks import fallback_line, without_excluded
 from hvd_autosync.study.forecast import Forecast, forecast
 from hvd_autosync.study.resumed import has_rested
 from hvd_autosync.study.study import AskTellStudy
@@ -155,7 +160,7 @@ def tune(
     store = TraceStore(options.store)
     key = tuning_key(job, options, restrictions, None if judged is None else judged.winner)
     known = None if options.reuse == "never" else store.find_finished(key)
-    excluded = excluded_strategies(store, key)
+    excluded = excluded_for(store, job, options, restrictions)
     again = unfit = ""
     if known is not None:
         feasible = without_excluded(known, excluded)

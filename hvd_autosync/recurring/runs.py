@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from hvd_autosync.engine.compatibility import why_not_admitted
 from hvd_autosync.engine.kept_fallbacks import KeptFallbacks
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+from hvd_autosync.engine.study_options import excluded_for, load_restrictions, tuning_key
 from hvd_autosync.engine.training import RunOutcome, RunReport, TrainingContext, run_training
 from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.errors import AutosyncError, StoreError
@@ -29,7 +29,7 @@ from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import NextShare, RecurringOutcome, SearchSettings
 from hvd_autosync.search_space import CATALOGUE, Strategy
 from hvd_autosync.search_space.catalogue import is_exact
-from hvd_autosync.study.fallbacks import excluded_strategies, is_excluded, without_excluded
+from hvd_autosync.study.fallbacks import is_excluded, without_excluded
 from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.traces.records import timestamp
 from hvd_autosync.traces.runs import RunRecord
@@ -93,12 +93,11 @@ def plan_run(job: Job, options: Options, store: TraceStore) -> Plan:
     runs = store.runs(job.key)
     search = SEARCHES[options.search](search_settings(options))
     decision = search.next_share(outcomes_of(runs))
-    study = store.find_finished(
-        tuning_key(job, options, load_restrictions(options.space, options.allow))
-    )
+    restrictions = load_restrictions(options.space, options.allow)
+    study = store.find_finished(tuning_key(job, options, restrictions))
     excluded: tuple[Strategy, ...] = ()
     if study is not None:
-        excluded = excluded_strategies(store, study.job_key)
+        excluded = excluded_for(store, job, options, restrictions)
         study = without_excluded(study, excluded)
     wanted = [each.strategy for each in runs[:1]]
     if study is not None and study.winner is not None:

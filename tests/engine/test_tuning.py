@@ -159,6 +159,25 @@ def test_a_winner_that_the_guard_has_ended_does_not_win_again(tmp_path: Path) ->
         assert "not used again" in notice
 
 
+@pytest.mark.parametrize("given", [{"allow": ("codec", "schedule")}, {"space": "space.toml"}])
+def test_what_the_guard_has_ended_is_left_whatever_groups_are_allowed(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    if "space" in given:
+        (tmp_path / "space.toml").write_text("[knobs.buckets]\nhigh = 4\n")
+        given = {"space": str(tmp_path / "space.toml")}
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), allow=("schedule",))
+    store, runner = TraceStore(options.store), MagicMock()
+    runner.run.side_effect = Launched
+    study_id = ended_by_the_guard(store, tuning_key(job, options, {}))
+    with pytest.raises(Launched):
+        tune(job, replace(options, **given), MagicMock(), runner=runner)
+    (running,) = (s for s in store.studies() if s.study_id != study_id)
+    settings = StudySettings.from_json(running.settings)
+    assert settings.excluded == (Strategy({"local_steps": 4}),)
+
+
 def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
     options = Options(store=str(tmp_path / "traces.db"))
     store = TraceStore(options.store)
