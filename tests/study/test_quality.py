@@ -242,6 +242,32 @@ def test_a_training_that_ends_by_itself_shows_nothing(goal: str) -> None:
     assert verdict.reason == "its training ended by itself after 150 of 200 steps"
 
 
+@pytest.mark.parametrize(
+    ("status", "lost", "admitted"),
+    [
+        (TrialStatus.COMPLETED, 0, True),
+        (TrialStatus.ENDED_EARLY, 0, False),
+        (TrialStatus.COMPLETED, 30, False),
+    ],
+)
+def test_a_candidate_with_a_shorter_warm_up_has_not_ended_by_itself(
+    status: TrialStatus, lost: int, admitted: bool
+) -> None:
+    """The default of a study that has rested was slower on the second day."""
+
+    def trial(strategy: Strategy, seed: int) -> QualityTrial:
+        steps, own = (205, 4) if strategy == FAST else (210, 0)
+        losses = noisy(1.0, seed, own=own, steps=steps)[: steps - lost * (strategy == FAST)]
+        rank = RankReport(0, "a", step_s=(0.1,) * steps, losses=losses)
+        ended = status if strategy == FAST else TrialStatus.COMPLETED
+        return QualityTrial.of(strategy, seed, STEPS, TrialResult(ended, ranks=(rank,)))
+
+    trials = [trial(each, seed) for seed in SEEDS[:FIRST_SEEDS] for each in (DEFAULT, FAST)]
+    (verdict,) = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS).verdicts()
+    assert verdict.admissible is admitted
+    assert ("ended by itself" in verdict.reason) is not admitted
+
+
 def test_a_training_of_the_default_may_end_by_itself() -> None:
     """As a script with fewer steps than a quality trial has: a last loss may be lost."""
 
