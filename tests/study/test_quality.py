@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -125,6 +126,39 @@ def test_seeds_of_the_default_are_shared_and_added_when_they_are_needed() -> Non
     assert later[:4] == [(DEFAULT, 5), (FAST, 5), (DEFAULT, 6), (FAST, 6)]
     assert len(set(judging.asked)) == len(judging.asked)
     assert judging.only.pairs > FIRST_SEEDS
+
+
+@pytest.mark.parametrize("goal", ["steps", "time-to-loss"])
+def test_a_tolerance_that_is_named_admits(goal: str) -> None:
+    """The noise of the allowed difference, a share of the decrease, grows with the tolerance."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        losses = np.array(noisy(1.0, seed))
+        falls = np.exp(-np.arange(STEPS) / 20) * 0.15 * math.sin(3 * seed)
+        apart = 0.02 * (2 + (-1) ** seed) * (strategy == FAST)
+        return tuple(map(float, losses + falls + apart))
+
+    judging = Judging(train, goal=goal, tolerance=0.03)
+    assert judging.only.outcome is Outcome.NOT_SHOWN
+    found = re.search(r"with a tolerance of ([\d.]+)% it could", judging.only.reason)
+    assert found is not None
+    for share, admitted in ((0.0, True), (-0.001, False)):
+        again = QualityCheck(
+            DEFAULT,
+            [FAST],
+            judging.trials,
+            in_turn,
+            steps=STEPS,
+            tolerance=float(found[1]) / 100 + share,
+            goal=goal,
+        )
+        assert any(verdict.admissible for verdict in again.verdicts()) is admitted
+
+
+def test_a_candidate_that_is_better_is_said_to_be_below_the_default() -> None:
+    verdict = Judging(job(topk=0.75)).only
+    assert verdict.admissible and "its loss is at least 0.2" in verdict.reason
+    assert " below the default's" in verdict.reason and "-" not in verdict.reason
 
 
 def test_a_candidate_under_way_is_known_and_has_no_verdict() -> None:
