@@ -49,6 +49,7 @@ from hvd_autosync.search_space import (
     build_space,
     restrict_space,
 )
+from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.restrictions import without_choices
@@ -408,6 +409,11 @@ class _Tuning:
             default_controller=default_controller(resources.build),
         )
         space = without_choices(restrict_space(space, self._restrictions), self._unwanted)
+        if not is_exact(space.default):
+            self._listener.on_notice(
+                "the space file makes a lossy strategy the default: nothing judges that, and other "
+                "strategies are compared with its losses"
+            )
         return Task(model, resources), space
 
     def _reuse(self, study: AskTellStudy, default_s: float) -> None:

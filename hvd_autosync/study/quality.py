@@ -20,7 +20,7 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, starmap
 
@@ -314,12 +314,20 @@ class QualityCheck:
         """Return the losses of the default and the candidate for each seed that both finished."""
         pairs = []
         for trial, other in self._finished(candidate):
-            steps = other.judged(min(len(trial.losses), len(other.losses)))
-            last = steps
+            # A space file can make local steps the default.
+            both = replace(
+                other,
+                local_steps=trial.local_steps or other.local_steps,
+                in_round=trial.in_round | other.in_round,
+            )
+            steps = both.judged(min(len(trial.losses), len(other.losses)))
+            base = last = steps
             if self._goal == "time-to-loss":
+                base = trial.judged(len(trial.losses))
                 last = other.judged(other.count_within(trial))
-            if steps and last:
-                pairs.append((_Losses(trial.losses, steps), _Losses(other.losses, steps, last)))
+            if steps and base and last:
+                default = _Losses(trial.losses, steps, base)
+                pairs.append((default, _Losses(other.losses, steps, last)))
         return pairs
 
     def _verdict(self, candidate: Strategy) -> Verdict:
@@ -399,8 +407,7 @@ class _Losses:
     Attributes:
         losses: Losses of all its steps.
         steps: The judged steps, after as many samples as in the other training of the pair.
-        last: The judged steps of those in the time of the other training, for the goal
-            time-to-loss.
+        last: For the goal time-to-loss, the judged steps of those in the time of the default.
     """
 
     losses: tuple[float, ...]
@@ -412,7 +419,7 @@ def _difference(default: _Losses, own: _Losses, goal: str) -> Estimate:
     if goal == "time-to-loss":
         # The steps have different batches, so only the seed is paired.
         mine = [own.losses[step] for step in own.last]
-        base = last_losses(default.losses)
+        base = [default.losses[step] for step in default.last]
         difference = statistics.fmean(mine) - statistics.fmean(base)
         return Estimate(difference, math.hypot(standard_error(mine), standard_error(base)))
     apart = [own.losses[step] - default.losses[step] for step in own.steps]

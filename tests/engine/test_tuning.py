@@ -178,6 +178,23 @@ def test_what_the_guard_has_ended_is_left_whatever_groups_are_allowed(
     assert settings.excluded == (Strategy({"local_steps": 4}),)
 
 
+@pytest.mark.parametrize("fixed", ["local_steps]\nfixed = 2", "buckets]\nhigh = 4"])
+def test_a_lossy_default_of_a_space_file_is_told(tmp_path: Path, fixed: str) -> None:
+    (tmp_path / "space.toml").write_text(f"[knobs.{fixed}\n")
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(
+        store=str(tmp_path / "traces.db"), allow=("schedule",), space=str(tmp_path / "space.toml")
+    )
+    steps = RankReport(0, "a", step_s=(0.1,) * 40)
+    default = TrialResult(TrialStatus.COMPLETED, ranks=(steps,), profile=TASK.model)
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = [default, default, Launched]  # the first probes the links
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    notices = " ".join(call.args[0] for call in listener.on_notice.mock_calls)
+    assert ("makes a lossy strategy the default" in notices) is fixed.startswith("local_steps")
+
+
 def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
     options = Options(store=str(tmp_path / "traces.db"))
     store = TraceStore(options.store)

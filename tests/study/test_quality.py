@@ -161,6 +161,40 @@ def test_a_candidate_that_is_better_is_said_to_be_below_the_default() -> None:
     assert " below the default's" in verdict.reason and "-" not in verdict.reason
 
 
+@pytest.mark.parametrize("goal", ["steps", "time-to-loss"])
+@pytest.mark.parametrize("candidate_is_local", [True, False])
+def test_losses_within_a_round_of_the_default_are_not_compared(
+    goal: str, candidate_is_local: bool
+) -> None:
+    """A space file can make local steps the default."""
+    in_round = frozenset(step for step in range(STEPS) if step % 2)
+
+    def trial(strategy: Strategy, seed: int) -> QualityTrial:
+        losses = noisy(1.0, seed, own=4 * (strategy == FAST))
+        local = strategy == DEFAULT or candidate_is_local
+        wrong = in_round if local and strategy == DEFAULT else frozenset()
+        losses = tuple(loss - 0.5 * (step in wrong) for step, loss in enumerate(losses))
+        own = frozenset(step for step in range(STEPS) if step % 4)
+        own = own if strategy == FAST else in_round
+        return QualityTrial(
+            strategy,
+            seed,
+            STEPS,
+            losses,
+            local_steps=local,
+            in_round=own if local else frozenset(),
+            ends_s=tuple(0.1 * (step + 1) for step in range(STEPS)),
+        )
+
+    trials = [trial(each, seed) for seed in SEEDS[:FIRST_SEEDS] for each in (DEFAULT, FAST)]
+    check = QualityCheck(
+        DEFAULT, [FAST], trials, in_turn, steps=STEPS, tolerance=0.5, goal=goal, spent="spent"
+    )
+    (verdict,) = check.verdicts()
+    assert verdict.loss - verdict.default_loss == pytest.approx(0.0, abs=0.01)
+    assert verdict.admissible
+
+
 def test_a_candidate_under_way_is_known_and_has_no_verdict() -> None:
     judging = Judging(job(), most=FIRST_SEEDS + 2)
     assert judging.check.under_way == FAST and judging.verdicts == []
