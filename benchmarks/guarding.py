@@ -351,6 +351,7 @@ def _show_job(console: Console, job: str, known: Known) -> None:
         table.add_column(column)
     judged: dict[str, list[Outcome]] = {"good": [], "bad": [], "neither": []}
     saved = caught = bad = 0
+    ended, good = [], 0
     for meant, names in KINDS.items():
         for name in names:
             kind, worse = known.kind(name), known.worse(name)
@@ -364,6 +365,9 @@ def _show_job(console: Console, job: str, known: Known) -> None:
                 bad += 1
                 caught += bool(forced["caught_at"])
                 saved += under <= _GUARDED_MAY_LOSE
+            if kind == "good" and forced is not None:
+                good += 1
+                ended += [name] * bool(forced["caught_at"])
             table.add_row(
                 name,
                 meant,
@@ -381,6 +385,8 @@ def _show_job(console: Console, job: str, known: Known) -> None:
         f"{job}, bad ones forced: the guard ends {caught} of {bad}; after {saved} the loss is at "
         f"most {_GUARDED_MAY_LOSE:.0%} of the fall worse"
     )
+    names = f": {'; '.join(ended)}" if ended else ""
+    console.print(f"{job}, good ones forced: the guard ends {len(ended)} of {good}{names}")
 
 
 def main() -> None:

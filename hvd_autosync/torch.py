@@ -74,9 +74,9 @@ def DistributedOptimizer(
         groups: As in Horovod.
         sparse_as_dense: As in Horovod.
         process_set: As in Horovod.
-        strategy: Knobs by name; the path of a strategy file; ``"tuned"`` for the best strategy in
-            the store for this model on the same devices and number of ranks per host; ``None`` for
-            the strategy of the launch, if there is one.
+        strategy: Knobs by name; the path of a strategy file; ``"tuned"`` for the best exact
+            strategy in the store for this model on the same devices and number of ranks per host;
+            ``None`` for the strategy of the launch, if there is one.
         classes: Class -> names of parameters, if ``strategy`` is a mapping of knobs.
 
     Raises:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.families.codecs import CODECS
 from hvd_autosync.search_space.families.exchanges import EXCHANGES
 from hvd_autosync.search_space.families.horovod import HOROVOD
@@ -33,6 +34,18 @@ def catalogue_knob(name: str) -> Knob:
         SpaceError: No knob has that name.
     """
     return REGISTRY[name].knob
+
+
+def is_exact(strategy: Mapping[str, Value]) -> bool:
+    """Return whether ``strategy`` trains the model as Horovod does, whatever a space's default is.
+
+    An unknown knob, as of an extension that is not loaded, may change the model.
+    """
+    try:
+        knobs = [(catalogue_knob(name), value) for name, value in strategy.items()]
+    except SpaceError:
+        return False
+    return all(knob.exact or value == knob.default for knob, value in knobs)
 
 
 def every_knob() -> tuple[Knob, ...]:

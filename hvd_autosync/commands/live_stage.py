@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvd_autosync.commands.live_train import train_live
-from hvd_autosync.commands.tune_and_train import KeptFallbacks, tell_drift, train_fixed
+from hvd_autosync.commands.tune_and_train import tell_drift, train_fixed
+from hvd_autosync.engine.kept_fallbacks import KeptFallbacks
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training import Beginning
 from hvd_autosync.errors import StoreError
@@ -70,7 +71,8 @@ def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> in
         fallbacks.keep,
     )
     ended = train_live(job, replace(options, mode="live"), beginning=beginning)
-    fallbacks.tell(job)
+    for line in fallbacks.lines(job):
+        _say(line)
     if ended.drift:
         _say(tell_drift(record, options, ended.drift))
     return ended.status

@@ -131,7 +131,8 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
                 _say(line)
 
     def on_end(study: AskTellStudy, earlier: StudyRecord | None) -> None:
-        reached.answer = f"{ended_line(study, earlier)}; the next run of this job resumes it"
+        resumes = "" if options.reuse == "never" else "; the next run of this job resumes it"
+        reached.answer = f"{ended_line(study, earlier)}{resumes}"
         _say(reached.answer)
         leave_note(TUNING_ENDED_NOTE, reached.answer)
 

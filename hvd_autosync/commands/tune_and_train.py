@@ -134,7 +134,8 @@ def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
     answer = ended_line(study)
     _say(answer)
     status = train_fixed(job, options, record, answer)
-    _say(f"{closing_lines(record, options.store)[1]}; run the same command again to resume tuning")
+    what = "tune from scratch" if options.reuse == "never" else "resume tuning"
+    _say(f"{closing_lines(record, options.store)[1]}; run the same command again to {what}")
     return status
 
 
@@ -161,6 +162,7 @@ def train_under_winner(
     Returns:
         The exit status of the training.
     """
+    from hvd_autosync.engine.kept_fallbacks import KeptFallbacks
     from hvd_autosync.engine.training import run_training
 
     strategy = record.winner or Strategy()
@@ -168,43 +170,11 @@ def train_under_winner(
     ended = run_training(job, strategy, context, on_fallback=kept.keep)
     if answer and not ended.stopped:
         _say(answer)
-    kept.tell(job)
+    for line in kept.lines(job):
+        _say(line)
     if ended.drift:
         _say(tell_drift(record, options, ended.drift))
     return ended.status
-
-
-class KeptFallbacks:
-    """Records fallbacks of the loss guard of a training in the study that has judged its strategy.
-
-    Args:
-        study: The study under whose winner the training begins. Another one may have judged that.
-        options: The options, with the store.
-    """
-
-    def __init__(self, study: StudyRecord, options: Options) -> None:
-        self._study, self._options = study, options
-        self._strategy = study.winner or Strategy()
-        self._lines: list[str] = []
-
-    def keep(self, step: int, reason: str) -> None:
-        """Record a fallback."""
-        study_id = self._study.settings.get("judged_by") or self._study.study_id
-        self._lines.append(_keep_fallback(study_id, self._options, self._strategy, step, reason))
-
-    def tell(self, job: Job) -> None:
-        """Print what became of them, after the training of ``job``."""
-        from hvd_autosync.launch.remote import remote_hosts
-        from hvd_autosync.search_space.sync_plan import sync_plan
-
-        for line in self._lines:
-            _say(line)
-        plan = sync_plan(self._strategy)
-        if plan is not None and plan.lossy and len(remote_hosts(job)) == len(job.hosts):
-            _say(
-                "no rank ran on this host, so it is not known here whether the loss guard has "
-                "ended this strategy, as rank 0 prints then: the next run uses it again"
-            )
 
 
 def _run_untuned(job: Job, error: ShortJobError) -> int:
@@ -217,20 +187,6 @@ def _run_unchanged(job: Job) -> int:
     from hvd_autosync.engine.training import run_training
 
     return run_training(job, Strategy()).status
-
-
-def _keep_fallback(
-    study_id: str, options: Options, strategy: Strategy, step: int, reason: str
-) -> str:
-    """Record in the store that the loss guard ended the strategy; return the message."""
-    from hvd_autosync.traces import Fallback, TraceStore
-
-    what = f"the loss guard has ended this strategy at step {step}"
-    try:
-        TraceStore(options.store).keep_fallback(study_id, Fallback(strategy, step, reason))
-    except StoreError as error:
-        return f"{what}; this could not be recorded in the store: {error}"
-    return f"{what}: from now on only --autosync-replay uses it"
 
 
 def tell_drift(study: StudyRecord, options: Options, drift: str) -> str:

@@ -76,31 +76,49 @@ def _own_value(study: StudyRecord, name: str) -> Value | None:
 def why_again(known: StudyRecord, feasible: StudyRecord, options: Options) -> str:
     """Return the reason to tune a job again; empty if its last study can be reused.
 
+    With ``reuse`` ``only`` it is reused whatever its steps have become, but not a lossy winner that
+    the options of now do not admit.
+
     Args:
         known: The last study of the job.
         feasible: The same study without abandoned strategies
             (:func:`hvd_autosync.study.fallbacks.without_excluded`).
         options: The options of now.
     """
+    refused = why_not_admitted(feasible, options)
+    if options.reuse == "only":
+        return refused
     if known.drift:
         return known.drift[0]
+    if refused:
+        return refused
     conclusion = Conclusion.of(feasible)
-    if conclusion is not None and known.space and not known.space.is_exact(conclusion.winner):
-        settings = StudySettings.from_json(known.settings)
-        if settings.loss_tolerance > options.loss_tolerance:
-            return (
-                f"its lossy winner was admitted with a loss tolerance of {settings.loss_tolerance}"
-            )
-        if settings.goal != options.goal:
-            return f"its lossy winner was admitted for the goal {settings.goal!r}"
-        if settings.quality_steps < options.quality_steps:
-            return f"its lossy winner was judged in trials of {settings.quality_steps} steps"
-        if any(verdict.admissible and not verdict.pairs for verdict in conclusion.verdicts):
-            return "its lossy winner was admitted by the rule of an earlier version"
     found_another = conclusion is not None and conclusion.best is not None
     if feasible is known or found_another or StudySettings.from_json(known.settings).retune:
         return ""
     return "the loss guard ended its winner, and no other strategy was confirmed to be faster"
+
+
+def why_not_admitted(study: StudyRecord, options: Options) -> str:
+    """Return why the options of now do not admit a study's lossy winner; empty if they do.
+
+    Args:
+        study: The study, without abandoned strategies.
+        options: The options of now.
+    """
+    conclusion = Conclusion.of(study)
+    if conclusion is None or not study.space or study.space.is_exact(conclusion.winner):
+        return ""
+    settings = StudySettings.from_json(study.settings)
+    if settings.loss_tolerance > options.loss_tolerance:
+        return f"its lossy winner was admitted with a loss tolerance of {settings.loss_tolerance}"
+    if settings.goal != options.goal:
+        return f"its lossy winner was admitted for the goal {settings.goal!r}"
+    if settings.quality_steps < options.quality_steps:
+        return f"its lossy winner was judged in trials of {settings.quality_steps} steps"
+    if any(verdict.admissible and not verdict.pairs for verdict in conclusion.verdicts):
+        return "its lossy winner was admitted by the rule of an earlier version"
+    return ""
 
 
 def why_not_resumed(

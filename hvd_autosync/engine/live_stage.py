@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hvd_autosync.engine.mode import NOT_LIVE_EXCHANGE, usable_study, why_not_live
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+from hvd_autosync.engine.study_options import load_restrictions
 from hvd_autosync.launch.job import Job
 from hvd_autosync.runtime.driver.environment import spec_from_environment
 from hvd_autosync.search_space import SearchSpace, Strategy, Task, catalogue_knob
@@ -77,9 +77,8 @@ def live_study(job: Job, options: Options, judged: StudyRecord) -> StudyRecord |
     """
     if options.reuse == "never":
         return None
-    restrictions = load_restrictions(options.space, options.allow)
     with closing(TraceStore(options.store)) as store:
-        return usable_study(store, tuning_key(job, options, restrictions, judged.winner), options)
+        return usable_study(store, job, options, judged.winner)
 
 
 def judged_study(options: Options) -> StudyRecord | None:

@@ -10,13 +10,14 @@ from hvd_autosync import extensions
 from hvd_autosync.engine.compatibility import why_again
 from hvd_autosync.engine.option_conflicts import not_elastic, not_live
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+from hvd_autosync.engine.study_options import excluded_for, load_restrictions, tuning_key
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
+from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
 from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.knobs import Value
-from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
+from hvd_autosync.study.fallbacks import without_excluded
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.traces.location import has_secrets
 
@@ -49,13 +50,12 @@ def why_launched(job: Job, options: Options) -> str | None:
     restrictions = load_restrictions(options.space, options.allow)
     # Lossy groups alone leave the live stage.
     reason = why_not_live(job, replace(options, allow=()), restrictions) or not_live(options)
-    if reason and options.reuse == "never":
-        return reason
+    if options.reuse == "never":
+        return reason or None
     with closing(TraceStore(options.store)) as store:
-        key = tuning_key(job, options, restrictions)
-        if options.reuse != "never" and usable_study(store, key, options) is not None:
+        if usable_study(store, job, options) is not None:
             return ""
-        return reason or _interrupted(store, key)
+        return reason or _interrupted(store, tuning_key(job, options, restrictions))
 
 
 def is_tuned(job: Job, options: Options) -> bool:
@@ -78,11 +78,7 @@ def known_study(job: Job, options: Options) -> StudyRecord | None:
     if options.reuse == "never":
         return None
     with closing(TraceStore(options.store)) as store:
-        return usable_study(
-            store,
-            tuning_key(job, options, load_restrictions(options.space, options.allow)),
-            options,
-        )
+        return usable_study(store, job, options)
 
 
 def only_trains(job: Job, options: Options) -> bool:
@@ -158,20 +154,24 @@ def choices_not_live(*, elastic: bool) -> dict[str, set[Value]]:
     return unwanted | ({"order": {_DEFERRED}} if elastic else {})
 
 
-def usable_study(store: TraceStore, key: str, options: Options) -> StudyRecord | None:
+def usable_study(
+    store: TraceStore, job: Job, options: Options, begins: Strategy | None = None
+) -> StudyRecord | None:
     """Return the earlier study of a job that can be used, without abandoned strategies.
 
     Args:
         store: The store.
-        key: Key of the job's studies.
+        job: The job.
         options: The options of now.
+        begins: As of :func:`hvd_autosync.engine.study_options.tuning_key`.
     """
-    known = store.find_finished(key)
+    restrictions = load_restrictions(options.space, options.allow)
+    known = store.find_finished(tuning_key(job, options, restrictions, begins))
     if known is None:
         return None
-    feasible = without_excluded(known, excluded_strategies(store, key))
+    feasible = without_excluded(known, excluded_for(store, job, options, restrictions))
     again = why_again(known, feasible, options)
-    return None if again and options.reuse != "only" else feasible
+    return None if again else feasible
 
 
 def _interrupted(store: TraceStore, key: str) -> str | None:

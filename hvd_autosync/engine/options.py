@@ -168,8 +168,9 @@ class Options:
         "auto",
         one_of(REUSE_CHOICES),
         "{auto,never,only}",
-        "If this task was tuned before: use that winner (auto, only), or tune again (never). If it "
-        "was not: tune it (auto, never), or stop with an error (only).",
+        "If this task was tuned before: use that winner (auto, only), or tune again (never), from "
+        "the beginning if that was interrupted. If it was not: tune it (auto, never), or stop with "
+        "an error (only).",
     )
     transfer: str = _option(
         "auto",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from hvd_autosync import extensions
@@ -18,7 +19,9 @@ from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.search_space.restrictions import check_allowed
 from hvd_autosync.study import defaults
+from hvd_autosync.study.fallbacks import excluded_strategies
 from hvd_autosync.study.values import StudySettings
+from hvd_autosync.traces import TraceStore
 
 
 def load_restrictions(path: str | None, allow: Collection[str] = LOSSY_GROUPS) -> dict[str, Any]:
@@ -84,9 +87,33 @@ def tuning_key(
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def tuning_keys(job: Job) -> set[str]:
-    """Return the keys that ``job`` may have in the store, if it was tuned without a space file."""
+def tuning_keys(job: Job, restrictions: Mapping[str, Any] = MappingProxyType({})) -> set[str]:
+    """Return the keys that ``job`` may have in the store, whatever groups were allowed.
+
+    Args:
+        job: The job.
+        restrictions: Its space file; keys without one are returned, too.
+    """
+    files = [{}, dict(restrictions)] if restrictions else [{}]
     subsets = itertools.chain.from_iterable(
         itertools.permutations(LOSSY_GROUPS, count) for count in range(len(LOSSY_GROUPS) + 1)
     )
-    return {tuning_key(job, Options(allow=allow), {}) for allow in subsets}
+    pairs = itertools.product(subsets, files)
+    return {tuning_key(job, Options(allow=allow), file) for allow, file in pairs}
+
+
+def excluded_for(
+    store: TraceStore, job: Job, options: Options, restrictions: dict[str, Any]
+) -> tuple[Strategy, ...]:
+    """Return the strategies that the loss guard ended in trainings of a job.
+
+    They do not depend on the allowed groups, nor on whether a space file is given.
+
+    Args:
+        store: The store of the studies.
+        job: The job.
+        options: The options of its tuning.
+        restrictions: Their space file.
+    """
+    keys = {tuning_key(job, options, restrictions), *tuning_keys(job, restrictions)}
+    return excluded_strategies(store, keys)

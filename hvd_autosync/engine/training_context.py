@@ -8,9 +8,10 @@ from hvd_autosync.engine.training import TrainingContext
 from hvd_autosync.errors import SpaceError, StoreError
 from hvd_autosync.search_space import ModelProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
-from hvd_autosync.search_space.trial import LossPrediction
+from hvd_autosync.search_space.trial import LossPrediction, TrialStatus
 from hvd_autosync.study.loss_prediction import predict_losses
-from hvd_autosync.study.quality_trial import losses_of
+from hvd_autosync.study.quality import QualityCheck, Verdict
+from hvd_autosync.study.quality_trial import QualityTrial, losses_of
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.util.versions import other_versions
@@ -76,8 +77,9 @@ def predicted_losses(
 ) -> LossPrediction:
     """Predict the losses of a training of a job, by windows of steps.
 
-    The prediction uses the newest study of the job in which lossy strategies were judged. It has no
-    windows if there is no such study, or only damaged ones.
+    The prediction uses the newest study of the job that has admitted the strategy, or else the
+    newest one in which lossy strategies were judged, finished or not. It has no windows if there is
+    no such study, or only damaged ones.
 
     Args:
         location: The store, or its location as the user named it.
@@ -87,10 +89,14 @@ def predicted_losses(
     try:
         store = _store(location)
         studies = [s for key in job_keys for s in store.studies(job_key=key, skip_damaged=True)]
-        for study in sorted(studies, key=lambda each: each.created_at, reverse=True):
-            if study.space is None:
-                continue
-            own = _losses(store, study, strategy) if _admitted(study, strategy) else []
+        known = [
+            (_admitted(store, study, strategy), study.created_at, study)
+            for study in studies
+            if study.space is not None
+        ]
+        for admitted, _, study in sorted(known, key=lambda each: each[:2], reverse=True):
+            assert study.space is not None, "only such studies are known"
+            own = _losses(store, study, strategy) if admitted else []
             default = _losses(store, study, study.space.default)
             tolerance = StudySettings.from_json(study.settings).loss_tolerance
             found = predict_losses(default, own, tolerance)
@@ -101,11 +107,42 @@ def predicted_losses(
     return LossPrediction()
 
 
-def _admitted(study: StudyRecord, strategy: Strategy) -> bool:
+def _admitted(store: TraceStore, study: StudyRecord, strategy: Strategy) -> bool:
     """Return whether a study has admitted ``strategy`` in its quality test."""
     conclusion = Conclusion.of(study)
-    verdicts = () if conclusion is None else conclusion.verdicts
+    verdicts = _verdicts(store, study, strategy) if conclusion is None else conclusion.verdicts
     return any(v.admissible and _same(study, v.strategy, strategy) for v in verdicts)
+
+
+def _verdicts(store: TraceStore, study: StudyRecord, strategy: Strategy) -> Sequence[Verdict]:
+    """Return the verdict on ``strategy`` from the trials of a study without a conclusion."""
+    assert study.space is not None, "a study with quality trials has a space"
+    default = study.space.default
+    if _same(study, strategy, default):
+        return ()
+    settings = StudySettings.from_json(study.settings)
+    trials = []
+    for trial in store.trials(study.study_id):
+        if trial.kind != "quality" or trial.result is None:
+            continue
+        if trial.result.status is TrialStatus.CUT_SHORT:
+            continue
+        steps = int(trial.info.get("steps", settings.quality_steps))
+        for own in (default, strategy):
+            if _same(study, trial.strategy, own):
+                seed = int(trial.info["seed"])
+                trials.append(QualityTrial.of(own, seed, steps, trial.result))
+    check = QualityCheck(
+        default,
+        [strategy],
+        trials,
+        lambda untried, verdicts: None,
+        steps=settings.quality_steps,
+        tolerance=settings.loss_tolerance,
+        goal=settings.goal,
+        spent="the study has no conclusion",
+    )
+    return check.verdicts() if trials else ()
 
 
 def _losses(store: TraceStore, study: StudyRecord, strategy: Strategy) -> list[tuple[float, ...]]:

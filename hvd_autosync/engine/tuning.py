@@ -17,11 +17,17 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hvd_autosync.engine.cluster import links_of
-from hvd_autosync.engine.compatibility import why_again, why_not_in_place, why_not_resumed
+from hvd_autosync.engine.compatibility import why_again, why_not_in_place
+from hvd_autosync.engine.interrupted import claim_interrupted
 from hvd_autosync.engine.live_stage import task_and_space_under
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.reuse import of_same_task
-from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
+from hvd_autosync.engine.study_options import (
+    excluded_for,
+    load_restrictions,
+    settings_of,
+    tuning_key,
+)
 from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -43,20 +49,20 @@ from hvd_autosync.search_space import (
     build_space,
     restrict_space,
 )
+from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.search_space.sync_plan import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
-from hvd_autosync.study.fallbacks import excluded_strategies, fallback_line, without_excluded
+from hvd_autosync.study.fallbacks import fallback_line, without_excluded
 from hvd_autosync.study.forecast import Forecast, forecast
 from hvd_autosync.study.resumed import has_rested
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.unfit import why_unfit
-from hvd_autosync.study.values import Conclusion, StudySettings, Trial
+from hvd_autosync.study.values import Conclusion, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
 from hvd_autosync.traces.owner import HEARTBEAT_S
-from hvd_autosync.traces.unsaved import take_unsaved
 from hvd_autosync.util.versions import other_versions
 
 _AGAIN = "to tune again: --autosync-reuse never"
@@ -126,8 +132,9 @@ def tune(
 ) -> StudyRecord:
     """Tune ``job`` and return its finished study, which may be a reused one.
 
-    An interrupted study of the same job is resumed. A winner that the loss guard abandoned in a
-    training is not returned again (:mod:`hvd_autosync.study.fallbacks`).
+    An interrupted study of the same job is resumed, unless ``reuse`` is ``never``. A winner that
+    the loss guard abandoned in a training is not returned again
+    (:mod:`hvd_autosync.study.fallbacks`).
 
     Args:
         job: The job.
@@ -154,7 +161,7 @@ def tune(
     store = TraceStore(options.store)
     key = tuning_key(job, options, restrictions, None if judged is None else judged.winner)
     known = None if options.reuse == "never" else store.find_finished(key)
-    excluded = excluded_strategies(store, key)
+    excluded = excluded_for(store, job, options, restrictions)
     again = unfit = ""
     if known is not None:
         feasible = without_excluded(known, excluded)
@@ -164,7 +171,7 @@ def tune(
             )
         unfit = why_not_in_place(feasible, fixed, unwanted)
         again = unfit or why_again(known, feasible, options)
-        if not again or (options.reuse == "only" and not unfit):
+        if not again:
             found = f"this job was tuned before: using the result of study {known.study_id}"
             listener.on_notice("; ".join([found, *other_versions(known.versions), _AGAIN]))
             return feasible
@@ -181,7 +188,23 @@ def tune(
             # Few trials suffice: by default it learns from related studies, such as the earlier.
             settings = replace(settings, trials=min(settings.trials, _RETUNE_TRIALS), retune=True)
         listener.on_notice(f"tuning again after study {known.study_id}: {again}")
-    study, resumed = _open_study(store, key, job, settings, learner, listener, fixed, unwanted)
+    claimed = claim_interrupted(
+        store,
+        key,
+        settings,
+        listener.on_notice,
+        fixed,
+        unwanted,
+        from_scratch=options.reuse == "never",
+    )
+    study = (
+        AskTellStudy(store, claimed, learner)
+        if claimed is not None
+        else AskTellStudy.create(
+            store=store, settings=settings, job_key=key, command=job.display(), learner=learner
+        )
+    )
+    resumed = claimed is not None
     try:
         listener.on_study_start(study, resumed=resumed)
         if runner is None:
@@ -213,36 +236,6 @@ def tune(
         if type(end) is KeyboardInterrupt:  # not StopRequested of the widget
             raise TuningInterrupted(study) from None
         raise
-
-
-def _open_study(
-    store: TraceStore,
-    key: str,
-    job: Job,
-    settings: StudySettings,
-    learner: Learner | None,
-    listener: Listener,
-    fixed: Collection[str],
-    unwanted: Mapping[str, Collection[Value]],
-) -> tuple[AskTellStudy, bool]:
-    record = store.claim_resumable(key)
-    if record is not None:
-        why = why_not_resumed(record, settings, fixed, unwanted)
-        if not why:
-            for number in take_unsaved(store, record.study_id):
-                listener.on_notice(f"the store has taken the result of trial {number} from a file")
-            return AskTellStudy(store, record, learner), True
-        superseded = {"reason": f"it was interrupted, and {why}"}
-        store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
-        listener.on_notice(
-            f"starting a new study: the interrupted study {record.study_id} of this job {why}; its "
-            "trials stay in the store"
-        )
-    command = job.display()
-    study = AskTellStudy.create(
-        store=store, settings=settings, job_key=key, command=command, learner=learner
-    )
-    return study, False
 
 
 class _Tuning:
@@ -416,6 +409,11 @@ class _Tuning:
             default_controller=default_controller(resources.build),
         )
         space = without_choices(restrict_space(space, self._restrictions), self._unwanted)
+        if not is_exact(space.default):
+            self._listener.on_notice(
+                "the space file makes a lossy strategy the default: nothing judges that, and other "
+                "strategies are compared with its losses"
+            )
         return Task(model, resources), space
 
     def _reuse(self, study: AskTellStudy, default_s: float) -> None:

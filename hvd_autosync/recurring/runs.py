@@ -5,7 +5,8 @@
     store: runs so far -> search -> share -> training under it -> outcome -> store
 
 The knobs other than the protocol are those of the job's first run: those of the winner that was
-known then, or the defaults. So runs differ only in their share.
+known then, or the defaults. So runs differ only in their share, unless the loss guard has ended
+the lossy knobs since, or the options no longer admit them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
+from hvd_autosync.engine.compatibility import why_not_admitted
+from hvd_autosync.engine.kept_fallbacks import KeptFallbacks
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+from hvd_autosync.engine.study_options import excluded_for, load_restrictions, tuning_key
 from hvd_autosync.engine.training import RunOutcome, RunReport, TrainingContext, run_training
 from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.errors import AutosyncError, StoreError
@@ -25,8 +28,9 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import NextShare, RecurringOutcome, SearchSettings
 from hvd_autosync.search_space import CATALOGUE, Strategy
-from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
-from hvd_autosync.traces import TraceStore
+from hvd_autosync.search_space.catalogue import is_exact
+from hvd_autosync.study.fallbacks import is_excluded, without_excluded
+from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.traces.records import timestamp
 from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.util.printable import printable
@@ -52,6 +56,9 @@ class Plan:
         context: Its training context.
         number: Number of the run, from 1.
         total: Samples of all the work; 0: unknown.
+        judged: The study that has admitted the lossy knobs other than the protocol, with them as
+            its winner; ``None`` without such knobs.
+        notice: Why the lossy knobs of the first run are left out; empty if they are not.
     """
 
     decision: NextShare
@@ -59,6 +66,8 @@ class Plan:
     context: TrainingContext
     number: int
     total: int
+    judged: StudyRecord | None = None
+    notice: str = ""
 
 
 def search_settings(options: Options) -> SearchSettings:
@@ -84,14 +93,20 @@ def plan_run(job: Job, options: Options, store: TraceStore) -> Plan:
     runs = store.runs(job.key)
     search = SEARCHES[options.search](search_settings(options))
     decision = search.next_share(outcomes_of(runs))
-    study = store.find_finished(
-        tuning_key(job, options, load_restrictions(options.space, options.allow))
-    )
+    restrictions = load_restrictions(options.space, options.allow)
+    study = store.find_finished(tuning_key(job, options, restrictions))
+    excluded: tuple[Strategy, ...] = ()
     if study is not None:
-        study = without_excluded(study, excluded_strategies(store, study.job_key))
-    base = Strategy() if study is None or study.winner is None else study.winner
-    if runs:
-        base = runs[0].strategy
+        excluded = excluded_for(store, job, options, restrictions)
+        study = without_excluded(study, excluded)
+    wanted = [each.strategy for each in runs[:1]]
+    if study is not None and study.winner is not None:
+        wanted.append(study.winner)
+    wanted = [strategy_at(each, 1, 0) for each in (*wanted, Strategy())]
+    reasons = [_why_left_out(each, study, excluded, options) for each in wanted]
+    base = wanted[reasons.index("")]
+    notice = reasons[0] and f"lossy knobs of the first run are left out: {reasons[0]}"
+    judged = None if study is None or is_exact(base) else replace(study, winner=base)
     context = TrainingContext() if study is None else training_context(study, store)
     # The measured step time does not apply to steps without a barrier, so it is left out.
     context = TrainingContext(context.classes, context.loss_prediction)
@@ -99,7 +114,20 @@ def plan_run(job: Job, options: Options, store: TraceStore) -> Plan:
     if 0 < decision.share < 1 and not total:
         decision = NextShare(1.0, False, _UNCOUNTED)
     strategy = strategy_at(base, decision.share, total)
-    return Plan(decision, strategy, context, len(runs) + 1, total)
+    return Plan(decision, strategy, context, len(runs) + 1, total, judged, notice)
+
+
+def _why_left_out(
+    base: Strategy, study: StudyRecord | None, excluded: Collection[Strategy], options: Options
+) -> str:
+    """Return why no run may use the knobs ``base``; empty if one may."""
+    if is_exact(base):
+        return ""
+    if study is None:
+        return "no finished study of this job under these options has judged them"
+    if is_excluded(base, excluded, study.space):
+        return "the loss guard has ended them"
+    return why_not_admitted(study, options)
 
 
 def strategy_at(base: Strategy, share: float, total: int) -> Strategy:
@@ -130,11 +158,23 @@ def run_recurring(job: Job, options: Options) -> int:
     store = TraceStore(options.store)
     next_run = plan_run(job, options, store)
     _say(_beginning(job, options, next_run))
+    if next_run.notice:
+        _say(next_run.notice)
     if options.tune_only or options.dry_run:
         return 0
     began = time.monotonic()
-    ended = run_training(job, next_run.strategy, next_run.context, recurring=True)
+    # Under ASP it may be the protocol that failed; the lossy knobs are left out to be safe.
+    kept = None if next_run.judged is None else KeptFallbacks(next_run.judged, options)
+    ended = run_training(
+        job,
+        next_run.strategy,
+        next_run.context,
+        recurring=True,
+        on_fallback=None if kept is None else kept.keep,
+    )
     seconds = time.monotonic() - began
+    for line in () if kept is None else kept.lines(job):
+        _say(line)
     run = record_of(job, next_run, ended, seconds)
     if run is None:
         _say(f"run {next_run.number} is not counted: {_why_not(job, next_run, ended)}")

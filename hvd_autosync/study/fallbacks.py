@@ -17,14 +17,15 @@ from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 
 
-def excluded_strategies(store: TraceStore, job_key: str) -> tuple[Strategy, ...]:
+def excluded_strategies(store: TraceStore, job_keys: Collection[str]) -> tuple[Strategy, ...]:
     """Return the strategies that the loss guard abandoned in trainings of a job.
 
     Args:
         store: The store of the studies.
-        job_key: Key of the job (``StudyRecord.job_key``).
+        job_keys: Keys of the job's studies (``StudyRecord.job_key``).
     """
-    found = (f.strategy for s in store.studies(job_key=job_key) for f in s.fallbacks)
+    studies = (study for key in sorted(job_keys) for study in store.studies(job_key=key))
+    found = (fallback.strategy for study in studies for fallback in study.fallbacks)
     return tuple(dict.fromkeys(found))
 
 

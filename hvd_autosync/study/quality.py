@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, starmap
 
@@ -256,12 +257,36 @@ class QualityCheck:
         return running or self._next_of_pairs(candidate) is not None
 
     def _find(self, pairs: Sequence[tuple[_Losses, _Losses]]) -> PairedResult:
-        compared = []
-        for default, own in pairs:
-            fall = fall_of(default.losses)
-            allowed = Estimate(self._tolerance * fall.mean, self._tolerance * fall.error)
-            compared.append(Pair(_difference(default, own, self._goal), allowed))
+        return self._with_tolerance(self._estimates(pairs), self._tolerance)
+
+    def _estimates(
+        self, pairs: Sequence[tuple[_Losses, _Losses]]
+    ) -> list[tuple[Estimate, Estimate]]:
+        """Return the difference of each pair, and the decrease of the default's loss in it."""
+        return [
+            (_difference(default, own, self._goal), fall_of(default.losses))
+            for default, own in pairs
+        ]
+
+    def _with_tolerance(
+        self, estimates: Sequence[tuple[Estimate, Estimate]], tolerance: float
+    ) -> PairedResult:
+        compared = [
+            Pair(difference, Estimate(tolerance * fall.mean, tolerance * fall.error))
+            for difference, fall in estimates
+        ]
         return judge_pairs(compared, self._seeds_deviation)
+
+    def _admitting_tolerance(self, pairs: Sequence[tuple[_Losses, _Losses]]) -> float | None:
+        """Return the least tolerance that would admit, in steps of 0.1 %; ``None`` up to 100 %."""
+        estimates = self._estimates(pairs)
+
+        def admits(tolerance: float) -> bool:
+            return self._with_tolerance(estimates, tolerance).outcome is Outcome.ADMITTED
+
+        shares = [step / 1000 for step in range(1, 1001)]
+        first = bisect_left(shares, True, key=admits)
+        return shares[first] if first < len(shares) and admits(shares[first]) else None
 
     def _finished(self, candidate: Strategy) -> list[tuple[QualityTrial, QualityTrial]]:
         """Return the trials of the default and the candidate of each seed, in their order.
@@ -289,12 +314,20 @@ class QualityCheck:
         """Return the losses of the default and the candidate for each seed that both finished."""
         pairs = []
         for trial, other in self._finished(candidate):
-            steps = other.judged(min(len(trial.losses), len(other.losses)))
-            last = steps
+            # A space file can make local steps the default.
+            both = replace(
+                other,
+                local_steps=trial.local_steps or other.local_steps,
+                in_round=trial.in_round | other.in_round,
+            )
+            steps = both.judged(min(len(trial.losses), len(other.losses)))
+            base = last = steps
             if self._goal == "time-to-loss":
+                base = trial.judged(len(trial.losses))
                 last = other.judged(other.count_within(trial))
-            if steps and last:
-                pairs.append((_Losses(trial.losses, steps), _Losses(other.losses, steps, last)))
+            if steps and base and last:
+                default = _Losses(trial.losses, steps, base)
+                pairs.append((default, _Losses(other.losses, steps, last)))
         return pairs
 
     def _verdict(self, candidate: Strategy) -> Verdict:
@@ -325,7 +358,7 @@ class QualityCheck:
         pairs = pairs[: found.pairs]
         loss = statistics.fmean(_mean(own.losses, own.steps) for _, own in pairs)
         base = statistics.fmean(_mean(default.losses, default.steps) for default, _ in pairs)
-        reason = self._reason(found, loss - base, max(pairs[0][1].steps) + 1)
+        reason = self._reason(found, loss - base, pairs)
         return Verdict(
             candidate,
             found.outcome or Outcome.NOT_SHOWN,
@@ -337,24 +370,29 @@ class QualityCheck:
             found.pairs,
         )
 
-    def _reason(self, found: PairedResult, at_equal_steps: float, steps: int) -> str:
+    def _reason(
+        self, found: PairedResult, at_equal_steps: float, pairs: Sequence[tuple[_Losses, _Losses]]
+    ) -> str:
         """Return one sentence for people.
 
         Args:
             found: The result of the test.
             at_equal_steps: Mean difference of the losses after equally many steps.
-            steps: Steps of a trial.
+            pairs: The pairs that were used.
         """
+        steps = max(pairs[0][1].steps) + 1
         seeds = f"{steps} steps of {found.pairs} seed{'s' * (found.pairs > 1)}"
         if found.outcome is Outcome.ADMITTED:
-            text = f"its loss is at most {found.bound:.2g} above the default's ({seeds})"
+            text = f"at most {found.bound:.2g} above"
+            if found.bound < 0:
+                text = f"at least {-found.bound:.2g} below"
+            text = f"its loss is {text} the default's ({seeds})"
         elif found.outcome is Outcome.WORSE:
             text = f"its loss is {found.difference:.2g} above the default's ({seeds})"
         else:
             text = f"could not be shown to be as good in {seeds}"
-            if math.isfinite(found.bound) and found.allowed > 0:
-                share = self._tolerance / found.allowed
-                text += f"; with a tolerance of {share * found.bound:.1%} it could"
+            if (tolerance := self._admitting_tolerance(pairs)) is not None:
+                text += f"; with a tolerance of {tolerance:.1%} it could"
             if self._spent and found.outcome is None:
                 text += f"; {self._spent}"
         if self._goal == "time-to-loss":
@@ -369,8 +407,7 @@ class _Losses:
     Attributes:
         losses: Losses of all its steps.
         steps: The judged steps, after as many samples as in the other training of the pair.
-        last: The judged steps of those in the time of the other training, for the goal
-            time-to-loss.
+        last: For the goal time-to-loss, the judged steps of those in the time of the default.
     """
 
     losses: tuple[float, ...]
@@ -382,7 +419,7 @@ def _difference(default: _Losses, own: _Losses, goal: str) -> Estimate:
     if goal == "time-to-loss":
         # The steps have different batches, so only the seed is paired.
         mine = [own.losses[step] for step in own.last]
-        base = last_losses(default.losses)
+        base = [default.losses[step] for step in default.last]
         difference = statistics.fmean(mine) - statistics.fmean(base)
         return Estimate(difference, math.hypot(standard_error(mine), standard_error(base)))
     apart = [own.losses[step] - default.losses[step] for step in own.steps]

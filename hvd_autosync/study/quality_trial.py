@@ -46,6 +46,7 @@ class QualityTrial:
         in_round: Positions of the losses at which replicas differed within a round.
         ends_s: Seconds from its beginning to the end of each step, means over ranks; empty if they
             are unknown.
+        whole: Steps that it made, with the warm-up, if they are all that it was asked for; else 0.
     """
 
     strategy: Strategy
@@ -57,6 +58,7 @@ class QualityTrial:
     local_steps: bool = False
     in_round: frozenset[int] = frozenset()
     ends_s: tuple[float, ...] = ()
+    whole: int = 0
 
     @classmethod
     def of(
@@ -66,6 +68,7 @@ class QualityTrial:
         if result is None:
             return cls(strategy, seed, steps, running=True)
         diverged = result.status is TrialStatus.DIVERGED
+        completed = result.status is TrialStatus.COMPLETED
         return cls(
             strategy,
             seed,
@@ -75,6 +78,7 @@ class QualityTrial:
             local_steps=schedule_of(strategy) is not None,
             in_round=frozenset(step for rank in result.ranks for step in rank.in_round),
             ends_s=ends_of(result),
+            whole=min((len(rank.step_s) for rank in result.ranks), default=0) * completed,
         )
 
     @property
@@ -128,8 +132,12 @@ def failed(trial: QualityTrial) -> bool:
 
 
 def ended_early(trial: QualityTrial, default: QualityTrial) -> bool:
-    """Return whether a training ended by itself before it had the steps of the default's."""
-    return len(trial.losses) < _COMPLETE * len(default.losses)
+    """Return whether a training ended by itself before it had the steps of the default's.
+
+    It may have been asked for fewer, as the warm-up follows the last trial of the default.
+    """
+    steps = len(default.losses)
+    return len(trial.losses) < _COMPLETE * min(steps, trial.whole or steps)
 
 
 def are_alike(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -2,7 +2,7 @@
 
 It reads a request from standard input and writes the strategy, as the document of a strategy file,
 to standard output; nothing if there is none. If the store cannot be used, it writes the error's
-``message`` and ``hint``. All are JSON.
+``message`` and ``hint``. All are JSON. Lines for the user go to the error output.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.traces.records import StudyStatus
 from hvd_autosync.traces.store import TraceStore
+from hvd_autosync.util.print_line import print_line
 
 
 def best_known(
@@ -23,8 +25,8 @@ def best_known(
 ) -> dict[str, Any] | None:
     """Return the winner of the newest study of a model on a layout, as a strategy document.
 
-    Studies with drift or a fallback are skipped, and damaged ones; so are those of trainings that
-    began under a winner which the loss guard has ended.
+    Studies with drift and damaged ones are skipped; so are winners that the loss guard has ended in
+    a training, and lossy ones: the losses that admitted them are those of another training.
 
     Args:
         store: The store of the studies.
@@ -34,23 +36,30 @@ def best_known(
     """
     # A subset matches: another optimizer of the same script may have the other parameters.
     wanted = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
-    studies = store.studies(status=StudyStatus.FINISHED, skip_damaged=True)
-    ended = {study.study_id for study in studies if study.fallbacks}
+    studies = store.studies(skip_damaged=True)
+    ended = {fallback.strategy for study in studies for fallback in study.fallbacks}
+    lossy = ""
     for study in studies:
-        if study.task is None or study.winner is None:
+        if study.status is not StudyStatus.FINISHED or study.task is None or study.winner is None:
             continue
         model, resources = study.task.model, study.task.resources
-        if study.drift or resources.device != device:
-            continue
-        if not ended.isdisjoint([study.study_id, study.settings.get("judged_by")]):
+        if study.drift or resources.device != device or study.winner in ended:
             continue
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
         if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):
+            if not is_exact(study.winner):
+                lossy = lossy or study.study_id
+                continue
             classes = parameter_classes(model)
             return {
                 "knobs": dict(study.winner),
                 "classes": {name: list(names) for name, names in classes.items()},
             }
+    if lossy:
+        print_line(
+            f"the winner of study {lossy} is not used: it is lossy, and was judged by the losses "
+            'of another training; strategy="tuned" takes exact strategies only'
+        )
     return None
 
 

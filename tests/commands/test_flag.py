@@ -347,7 +347,7 @@ def test_a_replayed_winner_that_the_loss_guard_ends_does_not_win_again(
     trace = str(tmp_path / "study.jsonl") if as_file else "last"
     again = replace(job, command=("python", script))
     assert flag._run_winner(again, replace(options, allow=()), trace) == 0
-    assert excluded_strategies(store, key) == ((winner,) if recorded else ())
+    assert excluded_strategies(store, [key]) == ((winner,) if recorded else ())
     assert ("only --autosync-replay uses it" in capsys.readouterr().err) is recorded
 
 

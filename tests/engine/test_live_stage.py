@@ -196,7 +196,7 @@ def test_a_training_after_launched_trials_is_tuned_live(
     assert "the loss guard has ended this strategy at step 64" in said
     assert "the next run tunes again" in said
     assert TraceStore(options.store).study(record.study_id).drift == ("steps have become slower",)
-    assert excluded_strategies(TraceStore(options.store), record.job_key) == (record.winner,)
+    assert excluded_strategies(TraceStore(options.store), [record.job_key]) == (record.winner,)
     assert commands.train_on(JOB, replace(options, reuse="only"), record, "it won") == 3
     assert trained.fixed == [record.study_id]
 

@@ -147,6 +147,7 @@ def test_an_interrupted_study_goes_on_as_it_began(options: Options, began: str) 
     store.let_go(study.study_id)
     reason = why_launched(JOB, options)
     assert reason is None if began == "live" else study.study_id in (reason or "")
+    assert why_launched(JOB, replace(options, reuse="never")) is None, "it is not resumed then"
 
 
 def test_a_job_that_was_tuned_before_runs_under_its_winner(options: Options) -> None:

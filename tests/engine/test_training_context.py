@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from hvd_autosync.search_space.space import SearchSpace
 from hvd_autosync.search_space.trial import RankReport
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
-from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore
 from hvd_autosync.util.versions import versions
 
@@ -97,6 +98,34 @@ def test_a_damaged_study_of_another_job_hides_nothing(
     assert predicted_losses(location, {"job"}, SLOW).levels == pytest.approx([2.0] * 2, abs=0.01)
     assert training_context(store.study(study_id), location).loss_prediction.levels
     assert known_model(location, ("python", "train.py")) == task.model
+
+
+def test_one_that_a_study_without_a_conclusion_has_admitted_is_as_it_was_judged(
+    location: str,
+) -> None:
+    """As after Ctrl-C in the confirmation; another study, a newer one, has not judged it."""
+    store = TraceStore(location)
+    settings = StudySettings(loss_tolerance=0.5, quality_steps=200).to_json()
+    for candidate in (SLOW, Strategy({"local_steps": 16})):
+        study_id = store.create_study(
+            job_key="job", command=(), settings=settings, versions={}
+        ).study_id
+        store.describe_task(study_id, None, SPACE)
+        for seed in range(1, 5):
+            for strategy, above in ((SPACE.default, 0.0), (candidate, 0.3)):
+                info = {"seed": seed, "steps": 200}
+                number = store.ask(study_id, strategy, "quality", info)
+                dice = random.Random(seed + 10 * bool(above))
+                losses = tuple(
+                    1 + above + math.exp(-step / 20) + dice.gauss(0, 0.01) for step in range(200)
+                )
+                in_round = tuple(step for step in range(200) if above and step % 4)
+                rank = RankReport(0, "a", losses=losses, in_round=in_round)
+                store.tell(study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(rank,)))
+    levels = predicted_losses(location, {"job"}, SLOW).levels
+    assert levels[-1] == pytest.approx(1.3 + 0.4, abs=0.02), "its own losses and the tolerance"
+    unknown = predicted_losses(location, {"job"}, Strategy({"local_steps": 8})).levels
+    assert unknown[-1] < 1.25, "half of the tolerance is allowed to it"
 
 
 def test_other_jobs_know_nothing(location: str) -> None:

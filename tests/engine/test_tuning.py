@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ import pytest
 from hvd_autosync.engine import tuning
 from hvd_autosync.engine.compatibility import why_again
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.study_options import tuning_key
+from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune
-from hvd_autosync.errors import DefaultTrialError, ShortJobError, StoreError
+from hvd_autosync.errors import ConfigurationError, DefaultTrialError, ShortJobError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.search_space import (
@@ -37,6 +37,7 @@ from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
+from hvd_autosync.util.versions import versions
 
 LARGE = ParameterProfile("large.weight", (512, 512), "float32")
 TASK = Task(
@@ -158,6 +159,42 @@ def test_a_winner_that_the_guard_has_ended_does_not_win_again(tmp_path: Path) ->
         assert "not used again" in notice
 
 
+@pytest.mark.parametrize("given", [{"allow": ("codec", "schedule")}, {"space": "space.toml"}])
+def test_what_the_guard_has_ended_is_left_whatever_groups_are_allowed(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    if "space" in given:
+        (tmp_path / "space.toml").write_text("[knobs.buckets]\nhigh = 4\n")
+        given = {"space": str(tmp_path / "space.toml")}
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), allow=("schedule",))
+    store, runner = TraceStore(options.store), MagicMock()
+    runner.run.side_effect = Launched
+    study_id = ended_by_the_guard(store, tuning_key(job, options, {}))
+    with pytest.raises(Launched):
+        tune(job, replace(options, **given), MagicMock(), runner=runner)
+    (running,) = (s for s in store.studies() if s.study_id != study_id)
+    settings = StudySettings.from_json(running.settings)
+    assert settings.excluded == (Strategy({"local_steps": 4}),)
+
+
+@pytest.mark.parametrize("fixed", ["local_steps]\nfixed = 2", "buckets]\nhigh = 4"])
+def test_a_lossy_default_of_a_space_file_is_told(tmp_path: Path, fixed: str) -> None:
+    (tmp_path / "space.toml").write_text(f"[knobs.{fixed}\n")
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(
+        store=str(tmp_path / "traces.db"), allow=("schedule",), space=str(tmp_path / "space.toml")
+    )
+    steps = RankReport(0, "a", step_s=(0.1,) * 40)
+    default = TrialResult(TrialStatus.COMPLETED, ranks=(steps,), profile=TASK.model)
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = [default, default, Launched]  # the first probes the links
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    notices = " ".join(call.args[0] for call in listener.on_notice.mock_calls)
+    assert ("makes a lossy strategy the default" in notices) is fixed.startswith("local_steps")
+
+
 def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
     options = Options(store=str(tmp_path / "traces.db"))
     store = TraceStore(options.store)
@@ -235,6 +272,7 @@ def test_a_lossy_winner_of_another_training_is_judged(tmp_path: Path) -> None:
         store.finish(study.study_id, StudyStatus.FINISHED, found, winner)
 
 
+@pytest.mark.parametrize("reuse", ["auto", "only"])
 @pytest.mark.parametrize(
     ("winner", "changed", "again"),
     [
@@ -248,12 +286,14 @@ def test_a_lossy_winner_of_another_training_is_judged(tmp_path: Path) -> None:
     ],
 )
 def test_a_lossy_winner_is_admitted_by_the_rule_of_now(
-    tmp_path: Path, winner: Strategy, changed: dict[str, Any], again: str
+    tmp_path: Path, winner: Strategy, changed: dict[str, Any], again: str, reuse: str
 ) -> None:
-    options = Options(store=str(tmp_path / "traces.db"), loss_tolerance=0.2)
+    options = Options(store=str(tmp_path / "traces.db"), loss_tolerance=0.2, reuse=reuse)
     store = TraceStore(options.store)
     settings = StudySettings(loss_tolerance=0.2).to_json()
-    study_id = store.create_study(job_key="k", command=(), settings=settings, versions={}).study_id
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    key = tuning_key(job, options, {})
+    study_id = store.create_study(job_key=key, command=(), settings=settings, versions={}).study_id
     space = SearchSpace((catalogue_knob("cycle_time_ms"), catalogue_knob("local_steps")))
     store.describe_task(study_id, TASK, space)
     found = Conclusion(winner, "it won", "", 0.1).to_json()
@@ -262,6 +302,10 @@ def test_a_lossy_winner_is_admitted_by_the_rule_of_now(
     assert why_again(known, known, options) == ""
     said = why_again(known, known, replace(options, **changed))
     assert again in said and bool(said) == bool(again)
+    if reuse == "only":
+        refused = pytest.raises(ConfigurationError, match=f"(?s){again}.*--autosync-reuse auto")
+        with refused if again else nullcontext():
+            tune(job, replace(options, **changed), MagicMock())
 
 
 def test_a_lossy_winner_that_was_admitted_without_pairs_is_judged_again(tmp_path: Path) -> None:
@@ -448,6 +492,39 @@ def test_a_new_study_because_of_other_settings_is_reported(tmp_path: Path) -> No
         if "starting a new study" in (text := call.args[0])
     )
     assert interrupted.study_id in notice and "trials 8, now 6" in notice
+
+
+@pytest.mark.parametrize("reuse", ["auto", "never"])
+def test_a_study_of_perhaps_another_training_is_not_resumed_under_reuse_never(
+    tmp_path: Path, reuse: str
+) -> None:
+    """The model or the data may have changed, and pairs of quality trials be of two trainings."""
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), allow=("schedule",), reuse=reuse)
+    store, key = TraceStore(options.store), tuning_key(job, options, {})
+    settings = settings_of(options).to_json()
+    for _ in range(2):
+        old = store.create_study(
+            job_key=key, command=(), settings=settings, versions=versions()
+        ).study_id
+        for seed in (1, 2):
+            info = {"seed": seed, "steps": 200}
+            number = store.ask(old, Strategy(), "quality", info)
+            losses = RankReport(0, "a", losses=(1.0,) * 200)
+            store.tell(old, number, TrialResult(TrialStatus.COMPLETED, ranks=(losses,)))
+        store.let_go(old)
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = Launched
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    states = [study.status for study in store.studies()]  # newest first
+    if reuse == "auto":
+        assert states == [StudyStatus.RUNNING] * 2
+        return
+    assert states == [StudyStatus.RUNNING, StudyStatus.FAILED, StudyStatus.FAILED]
+    assert listener.on_study_start.call_args.kwargs == {"resumed": False}
+    notices = [call.args[0] for call in listener.on_notice.mock_calls]
+    assert old in notices[0] and "not resumed under --autosync-reuse never" in notices[0]
 
 
 @pytest.mark.parametrize("moment", ["on_study_start", "making the runner"])

@@ -13,13 +13,14 @@ import pytest
 
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
-from hvd_autosync.engine.training import RunOutcome, RunReport, TrainingContext
+from hvd_autosync.engine.training import OnFallback, RunOutcome, RunReport, TrainingContext
 from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import runs as recurring_runs
 from hvd_autosync.recurring.runs import outcomes_of, plan_run, record_of, run_recurring, strategy_at
-from hvd_autosync.search_space import Host, Strategy
-from hvd_autosync.study.values import StudySettings
+from hvd_autosync.search_space import Host, SearchSpace, Strategy, catalogue_knob
+from hvd_autosync.search_space.catalogue import is_exact
+from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
@@ -42,11 +43,20 @@ class Trainings:
         monkeypatch.setattr(recurring_runs, "run_training", self._run)
 
     def _run(
-        self, job: Job, strategy: Strategy, context: TrainingContext, *, recurring: bool
+        self,
+        job: Job,
+        strategy: Strategy,
+        context: TrainingContext,
+        *,
+        recurring: bool,
+        on_fallback: OnFallback | None,
     ) -> RunOutcome:
         assert recurring and context.expected_step_s == 0
         self.strategies.append(strategy)
-        return self._ended.pop(0)
+        ended = self._ended.pop(0)
+        if ended.report is not None and ended.report.fell_back and on_fallback is not None:
+            on_fallback(64, "the loss has risen")
+        return ended
 
 
 def came_to(metric: float, samples: int = 960) -> RunOutcome:
@@ -116,6 +126,42 @@ def test_other_knobs_are_the_winners_of_before_and_stay(
     run_recurring(JOB, options)
     assert [each["cycle_time_ms"] for each in trainings.strategies] == [5.0, 5.0]
     assert trainings.strategies[1]["sync_share"] == 0.5
+
+
+@pytest.mark.parametrize("changed", ["fallback", "tolerance", "groups"])
+def test_lossy_knobs_do_not_outlast_their_admission(
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options,
+    capsys: pytest.CaptureFixture[str],
+    changed: str,
+) -> None:
+    options = replace(options, allow=("codec",), loss_tolerance=0.1)
+    store, winner = TraceStore(options.store), Strategy({"buckets": 2, "rest_codec": "bf16"})
+    study_id = store.create_study(
+        job_key=tuning_key(JOB, options, {}),
+        command=(),
+        settings=StudySettings(loss_tolerance=0.1).to_json(),
+        versions={},
+    ).study_id
+    space = SearchSpace((catalogue_knob("buckets"), catalogue_knob("rest_codec")))
+    store.describe_task(study_id, None, space)
+    outcome = Conclusion(winner, "it won", "", 0.1).to_json()
+    store.finish(study_id, StudyStatus.FINISHED, outcome, winner)
+    first = RunOutcome(0, report=RunReport(0.9, 0.5, 960, 60, fell_back=changed == "fallback"))
+    trainings = Trainings(monkeypatch, first, came_to(0.9))
+    run_recurring(JOB, options)
+    assert trainings.strategies == [winner]
+    kept = [fallback.strategy for fallback in store.study(study_id).fallbacks]
+    assert kept == [winner] * (changed == "fallback")
+    if changed == "tolerance":
+        options = replace(options, loss_tolerance=0.01)
+    elif changed == "groups":
+        options = replace(options, allow=())
+    run_recurring(JOB, options)
+    assert is_exact(strategy_at(trainings.strategies[1], 1, 0))
+    said = capsys.readouterr().err
+    assert "lossy knobs of the first run are left out" in said
+    assert ("the loss guard has ended this strategy at step 64" in said) is (changed == "fallback")
 
 
 def test_a_run_that_fails_is_below_the_target_and_its_status_is_ours(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -127,6 +128,73 @@ def test_seeds_of_the_default_are_shared_and_added_when_they_are_needed() -> Non
     assert judging.only.pairs > FIRST_SEEDS
 
 
+@pytest.mark.parametrize("goal", ["steps", "time-to-loss"])
+def test_a_tolerance_that_is_named_admits(goal: str) -> None:
+    """The noise of the allowed difference, a share of the decrease, grows with the tolerance."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        losses = np.array(noisy(1.0, seed))
+        falls = np.exp(-np.arange(STEPS) / 20) * 0.15 * math.sin(3 * seed)
+        apart = 0.02 * (2 + (-1) ** seed) * (strategy == FAST)
+        return tuple(map(float, losses + falls + apart))
+
+    judging = Judging(train, goal=goal, tolerance=0.03)
+    assert judging.only.outcome is Outcome.NOT_SHOWN
+    found = re.search(r"with a tolerance of ([\d.]+)% it could", judging.only.reason)
+    assert found is not None
+    for share, admitted in ((0.0, True), (-0.001, False)):
+        again = QualityCheck(
+            DEFAULT,
+            [FAST],
+            judging.trials,
+            in_turn,
+            steps=STEPS,
+            tolerance=float(found[1]) / 100 + share,
+            goal=goal,
+        )
+        assert any(verdict.admissible for verdict in again.verdicts()) is admitted
+
+
+def test_a_candidate_that_is_better_is_said_to_be_below_the_default() -> None:
+    verdict = Judging(job(topk=0.75)).only
+    assert verdict.admissible and "its loss is at least 0.2" in verdict.reason
+    assert " below the default's" in verdict.reason and "-" not in verdict.reason
+
+
+@pytest.mark.parametrize("goal", ["steps", "time-to-loss"])
+@pytest.mark.parametrize("candidate_is_local", [True, False])
+def test_losses_within_a_round_of_the_default_are_not_compared(
+    goal: str, candidate_is_local: bool
+) -> None:
+    """A space file can make local steps the default."""
+    in_round = frozenset(step for step in range(STEPS) if step % 2)
+
+    def trial(strategy: Strategy, seed: int) -> QualityTrial:
+        losses = noisy(1.0, seed, own=4 * (strategy == FAST))
+        local = strategy == DEFAULT or candidate_is_local
+        wrong = in_round if local and strategy == DEFAULT else frozenset()
+        losses = tuple(loss - 0.5 * (step in wrong) for step, loss in enumerate(losses))
+        own = frozenset(step for step in range(STEPS) if step % 4)
+        own = own if strategy == FAST else in_round
+        return QualityTrial(
+            strategy,
+            seed,
+            STEPS,
+            losses,
+            local_steps=local,
+            in_round=own if local else frozenset(),
+            ends_s=tuple(0.1 * (step + 1) for step in range(STEPS)),
+        )
+
+    trials = [trial(each, seed) for seed in SEEDS[:FIRST_SEEDS] for each in (DEFAULT, FAST)]
+    check = QualityCheck(
+        DEFAULT, [FAST], trials, in_turn, steps=STEPS, tolerance=0.5, goal=goal, spent="spent"
+    )
+    (verdict,) = check.verdicts()
+    assert verdict.loss - verdict.default_loss == pytest.approx(0.0, abs=0.01)
+    assert verdict.admissible
+
+
 def test_a_candidate_under_way_is_known_and_has_no_verdict() -> None:
     judging = Judging(job(), most=FIRST_SEEDS + 2)
     assert judging.check.under_way == FAST and judging.verdicts == []
@@ -240,6 +308,32 @@ def test_a_training_that_ends_by_itself_shows_nothing(goal: str) -> None:
     verdict = Judging(train, goal=goal).only
     assert verdict.outcome is Outcome.NOT_SHOWN
     assert verdict.reason == "its training ended by itself after 150 of 200 steps"
+
+
+@pytest.mark.parametrize(
+    ("status", "lost", "admitted"),
+    [
+        (TrialStatus.COMPLETED, 0, True),
+        (TrialStatus.ENDED_EARLY, 0, False),
+        (TrialStatus.COMPLETED, 30, False),
+    ],
+)
+def test_a_candidate_with_a_shorter_warm_up_has_not_ended_by_itself(
+    status: TrialStatus, lost: int, admitted: bool
+) -> None:
+    """The default of a study that has rested was slower on the second day."""
+
+    def trial(strategy: Strategy, seed: int) -> QualityTrial:
+        steps, own = (205, 4) if strategy == FAST else (210, 0)
+        losses = noisy(1.0, seed, own=own, steps=steps)[: steps - lost * (strategy == FAST)]
+        rank = RankReport(0, "a", step_s=(0.1,) * steps, losses=losses)
+        ended = status if strategy == FAST else TrialStatus.COMPLETED
+        return QualityTrial.of(strategy, seed, STEPS, TrialResult(ended, ranks=(rank,)))
+
+    trials = [trial(each, seed) for seed in SEEDS[:FIRST_SEEDS] for each in (DEFAULT, FAST)]
+    (verdict,) = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS).verdicts()
+    assert verdict.admissible is admitted
+    assert ("ended by itself" in verdict.reason) is not admitted
 
 
 def test_a_training_of_the_default_may_end_by_itself() -> None:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hvd_autosync.search_space import (
     Task,
     catalogue_knob,
 )
+from hvd_autosync.search_space.knobs import Knob
 from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
 from hvd_autosync.traces.best_known import best_known
 
@@ -25,14 +27,21 @@ PARAMETERS = [["weight", [4, 4], "float32"]]
 
 
 def tuned(
-    store: TraceStore, buckets: int, *, device: str = "cpu", slots: int = 2, **settings: str
+    store: TraceStore,
+    buckets: int,
+    *,
+    device: str = "cpu",
+    slots: int = 2,
+    lossy: Knob | None = None,
+    **knobs: int,
 ) -> str:
     """A finished study of the model, won by that number of buckets; its id."""
-    study = store.create_study(job_key="job", command=(), settings=settings, versions={})
+    study = store.create_study(job_key="job", command=(), settings={}, versions={})
     build = HorovodBuild("0.28.1", gloo=True, mpi=False)
     task = Task(MODEL, Resources((Host("a", slots),), device, build))
-    store.describe_task(study.study_id, task, SearchSpace((catalogue_knob("buckets"),)))
-    winner = Strategy({"buckets": buckets})
+    space = SearchSpace((catalogue_knob("buckets"), *([] if lossy is None else [lossy])))
+    store.describe_task(study.study_id, task, space)
+    winner = Strategy({"buckets": buckets, **knobs})
     store.finish(study.study_id, StudyStatus.FINISHED, {}, winner)
     return study.study_id
 
@@ -60,19 +69,29 @@ def test_a_winner_whose_steps_became_slower_is_not_taken(store: TraceStore) -> N
 
 
 def test_a_winner_that_the_loss_guard_has_ended_is_not_taken(store: TraceStore) -> None:
+    """Also where the study of the fallback is another one."""
     tuned(store, 2)
-    store.keep_fallback(tuned(store, 3), Fallback(Strategy({"buckets": 3}), 64, "it has risen"))
+    for _ in range(2):
+        last = tuned(store, 3)
+    store.keep_fallback(last, Fallback(Strategy({"buckets": 3}), 64, "it has risen"))
     found = best_known(store, PARAMETERS, [2], "cpu")
     assert found is not None and found["knobs"] == {"buckets": 2}
 
 
-def test_neither_is_what_was_found_live_under_such_a_winner(store: TraceStore) -> None:
-    tuned(store, 2)
-    launched = tuned(store, 3)
-    tuned(store, 4, judged_by=launched)
-    store.keep_fallback(launched, Fallback(Strategy({"buckets": 3}), 64, "it has risen"))
+@pytest.mark.parametrize("default", [1, 4])
+def test_a_lossy_winner_is_not_taken(
+    store: TraceStore, capsys: pytest.CaptureFixture[str], default: int
+) -> None:
+    """It was admitted by another training's losses, also if it is the default of a live stage."""
+    own = replace(catalogue_knob("local_steps"), default=default)
+    study_id = tuned(store, 3, lossy=own, local_steps=4)
+    assert best_known(store, PARAMETERS, [2], "cpu") is None
+    assert f"the winner of study {study_id} is not used: it is lossy" in capsys.readouterr().err
+    tuned(store, 2, lossy=own, local_steps=1)
+    tuned(store, 3, lossy=own, local_steps=4)
     found = best_known(store, PARAMETERS, [2], "cpu")
-    assert found is not None and found["knobs"] == {"buckets": 2}
+    assert found is not None and found["knobs"] == {"buckets": 2, "local_steps": 1}
+    assert not capsys.readouterr().err
 
 
 def test_a_damaged_study_is_left_out(

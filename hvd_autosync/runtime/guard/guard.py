@@ -131,7 +131,7 @@ class Guard(JoinHook):
             self._loose.clear()
             self._loose_windows += 1
             window = self.step // LOSS_WINDOW + self._loose_windows - 1
-            self.verdict = self._envelope.accepts(mean, window)
+            self.verdict = self.verdict or self._envelope.accepts(mean, window)
             return not self.verdict
 
     def on_quiescent(self, step: int, *, waiting: bool) -> None:

@@ -92,3 +92,16 @@ def test_nothing_changes_while_the_thread_of_messages_tests_a_loss(
     other.join()
     assert seen == [True]
     assert guarded.step == 99 or guarded.predicted_steps == 0, "the change was made afterwards"
+
+
+def test_a_window_that_ends_after_a_rejection_keeps_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a barrier losses arrive until the ranks stop, and the reason is asked for then."""
+    monkeypatch.setattr(guard, "size", lambda: 2)
+    guarded = guard.Guard("test")
+    for _ in range(2 * LOSS_WINDOW - 1):
+        assert guarded.accepts_one(1.0)
+    assert not guarded.accepts_one(float("nan"))
+    assert not guarded.accepts_one(1.0), "which ends the window"
+    assert "not finite" in guarded.verdict

@@ -1,0 +1,54 @@
+"""Interrupted studies of a job: they are resumed or superseded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from hvd_autosync.engine.compatibility import why_not_resumed
+from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.study.values import StudySettings
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.traces.unsaved import take_unsaved
+
+_NEVER = "is not resumed under --autosync-reuse never"
+
+
+def claim_interrupted(
+    store: TraceStore,
+    key: str,
+    settings: StudySettings,
+    on_notice: Callable[[str], None],
+    fixed: Collection[str],
+    unwanted: Mapping[str, Collection[Value]],
+    *,
+    from_scratch: bool,
+) -> StudyRecord | None:
+    """Return the interrupted study of a job that is resumed; ``None``: a new one begins.
+
+    A study that cannot be resumed ends as failed.
+
+    Args:
+        store: The store.
+        key: Key of the job's studies.
+        settings: The settings of now.
+        on_notice: Receives messages for the user.
+        fixed: Knobs that cannot be changed now.
+        unwanted: Choices of knobs that shall not be tried now.
+        from_scratch: Whether none is resumed. What the key does not contain, such as modules and
+            data, may have changed, and trials of two trainings must not be compared.
+    """
+    while (record := store.claim_resumable(key)) is not None:
+        why = _NEVER if from_scratch else why_not_resumed(record, settings, fixed, unwanted)
+        if not why:
+            for number in take_unsaved(store, record.study_id):
+                on_notice(f"the store has taken the result of trial {number} from a file")
+            return record
+        superseded = {"reason": f"it was interrupted, and {why}"}
+        store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
+        on_notice(
+            f"starting a new study: the interrupted study {record.study_id} of this job {why}; its "
+            "trials stay in the store"
+        )
+        if not from_scratch:
+            break
+    return None
