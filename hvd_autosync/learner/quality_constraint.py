@@ -135,7 +135,7 @@ class QualityConstraint:
 
 def _lies_in(space: SearchSpace, strategy: Strategy) -> bool:
     try:
-        space.encode(strategy)
+        space.complete(strategy)
     except SpaceError:
         return False
     return True

@@ -90,6 +90,14 @@ def test_once_nothing_more_is_judged_only_what_was_admitted_may_be_used() -> Non
     assert open_still.feasibility_probabilities([topk(0.25)])[0] > 0.1
 
 
+@pytest.mark.parametrize("outside", [{"gone_codec": "int8"}, {"codec": "topk", "ratio": 0.9}])
+def test_what_the_loss_guard_ended_outside_of_the_space_is_ignored(
+    outside: dict[str, str | float],
+) -> None:
+    known = QualityConstraint(SPACE, [], [], refused=[Strategy(outside)])
+    assert known.feasibility_probabilities([BF16])[0] > 0.95
+
+
 def test_with_codecs_of_whole_buckets_the_buckets_count_too() -> None:
     space = SearchSpace((*SPACE.knobs, catalogue_knob("buckets")))
     known = space.complete({"codec": "topk", "buckets": 2})
