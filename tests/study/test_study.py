@@ -281,6 +281,27 @@ def test_a_trial_that_runs_out_of_time_has_not_failed(tmp_path: Path) -> None:
     assert Decision(judged.problem, settings, BayesianLearner(), trials).verdicts() == []
 
 
+def test_a_trial_that_was_cut_short_without_a_step_time_has_not_failed(tmp_path: Path) -> None:
+    """As a pruned one under local steps; it is not tried again either."""
+    one, job = study(tmp_path, trials=8), SimulatedJob(gain=0.8)
+    for _ in range(4):
+        trial = one.ask()
+        assert trial is not None
+        one.tell(trial, job.result(trial))
+    cut = TrialResult(TrialStatus.CUT_SHORT, ranks=(RankReport(0, "", (0.1,) * 3),))
+    trials = [*one.history[:-1], replace(one.history[-1], result=cut)]
+    assert cut.step_time is None and len(observations_of(SPACE, trials)) == 3
+    given: list[Strategy] = []
+
+    class Recording(BayesianLearner):
+        def suggest(self, problem, observations, pending=(), *, seed):  # type: ignore[no-untyped-def]
+            given.extend(pending)
+            return super().suggest(problem, observations, pending, seed=seed)
+
+    Decision(one.problem, one.settings, Recording(), trials).next()
+    assert given == [trials[-1].strategy]
+
+
 def test_quality_trials_grow_also_where_the_study_is_read_back(tmp_path: Path) -> None:
     """Until the loss falls, which it does after 300 steps."""
 
