@@ -63,6 +63,16 @@ def test_what_was_measured_on_a_fast_day_is_as_slow_as_on_this_one() -> None:
     ]
 
 
+def test_a_default_of_no_time_changes_no_speed() -> None:
+    """As where an imported trace has steps of 0 s."""
+    days = [
+        trial(0, "default", Strategy(), 0.0),
+        trial(1, "sobol", FAST, 0.08),
+        trial(2, "default", Strategy(), 0.2),
+    ]
+    assert at_one_speed(days) == days
+
+
 def test_a_good_strategy_of_a_slow_day_is_not_pruned_on_a_fast_one() -> None:
     """By the default of the other day it would be 1.6 times as slow."""
     days = [
