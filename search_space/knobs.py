@@ -136,7 +136,7 @@ class FloatKnob(_Numeric):
 
     def restrict(self, low: float, high: float) -> FloatKnob:
         """Return the knob on the intersection of [low, high] with its domain."""
-        low, high = _intersection(self, low, high)
+        low, high = map(float, _intersection(self, low, high))
         return replace(self, low=low, high=high, default=min(max(self.default, low), high))
 
 
@@ -163,9 +163,11 @@ class IntegerKnob(_Numeric):
             )
 
     def from_unit(self, position: float) -> int:
-        """Return the value at ``position`` in [0, 1]."""
-        value = round(self._from_scaled(position) / self.multiple) * self.multiple
-        return int(min(max(value, self.low), self.high))
+        """Return the value at ``position`` in [0, 1]: the nearest multiple or bound."""
+        exact = self._from_scaled(position)
+        value = round(exact / self.multiple) * self.multiple
+        inside = min(max(value, self.low), self.high)
+        return int(min((inside, self.low, self.high), key=lambda each: abs(each - exact)))
 
     def restrict(self, low: float, high: float) -> IntegerKnob:
         """Return the knob on the intersection of [low, high] with its domain."""

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from hvd_autosync.figures.evidence import Evidence
 from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SKY, dressed, nothing, wrapped
-from hvd_autosync.reporting.explain_quality import WORDS, TradeOff, trade_offs
+from hvd_autosync.reporting.explain_quality import WORDS, trade_offs
 from hvd_autosync.study.noninferiority import Outcome
 
 
@@ -46,7 +46,7 @@ def pareto(evidence: Evidence) -> go.Figure:
         annotation={"text": "tolerance", "xanchor": "left"},
         annotation_position="bottom left",
     )
-    front = [(1.0, 0.0), *((each.speedup, _gap(each)) for each in offers if each.on_front)]
+    front = [(1.0, 0.0), *((each.speedup, each.verdict.gap) for each in offers if each.on_front)]
     front.sort()
     figure.add_trace(
         go.Scatter(
@@ -66,7 +66,7 @@ def pareto(evidence: Evidence) -> go.Figure:
     ):
         own = [each for each in offers if each.verdict.outcome is outcome]
         if own:
-            points = [(each.speedup, _gap(each)) for each in own]
+            points = [(each.speedup, each.verdict.gap) for each in own]
             texts = [
                 f"{wrapped(evidence.name(each.verdict.strategy))}<br>"
                 f"<i>{wrapped(each.verdict.reason)}</i>"
@@ -76,10 +76,6 @@ def pareto(evidence: Evidence) -> go.Figure:
     figure.update_xaxes(title="steps per second, times the default's")
     figure.update_yaxes(title="loss above the default's")
     return dressed(figure, title, caption)
-
-
-def _gap(each: TradeOff) -> float:
-    return each.verdict.loss - each.verdict.default_loss
 
 
 def _dots(

@@ -41,10 +41,13 @@ from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.points import BoolArray, FloatArray, distinct, keys
 from hvd_autosync.learner.pool import candidate_pool, one_knob_away
 from hvd_autosync.learner.surrogate import Surrogate
+from hvd_autosync.learner.untried import preferred
 
 #: Logarithm of the factor on the expected improvement: from points, ``n x d``, and their expected
 #: log step times, ``(n,)``, to ``(n,)``.
 LogUtility = Callable[[FloatArray, FloatArray], FloatArray]
+#: From points, ``n x d``, to whether each is kept, ``(n,)``.
+Mask = Callable[[FloatArray], BoolArray]
 
 _SAMPLES = 128
 #: Score of a point whose improvement is 0 or cannot be computed; finite, because JSON needs it.
@@ -162,6 +165,10 @@ class FinitePosterior(GPyTorchModel):
         return GPyTorchPosterior(MultivariateNormal(mean, to_linear_operator(joint)))
 
 
+def _everywhere(points: FloatArray) -> BoolArray:
+    return np.ones(len(points), dtype=np.bool_)
+
+
 def propose(
     surrogate: Surrogate,
     tried: FloatArray,
@@ -169,6 +176,7 @@ def propose(
     seed: int,
     log_utility: LogUtility | None = None,
     incumbents: BoolArray | None = None,
+    usable: Mask = _everywhere,
 ) -> tuple[FloatArray, float] | None:
     """Return the point with the highest score that is neither tried nor pending.
 
@@ -180,6 +188,7 @@ def propose(
         log_utility: Logarithm of the factor on the expected improvement; ``None``: 0 everywhere.
         incumbents: Mask of ``tried``, ``(n,)``: the points to improve on and to search around;
             all if it is ``None`` or selects none.
+        usable: Whether points may ever be used; others are proposed only if no candidate may.
 
     Returns:
         The point, shape ``(d,)``, and its score: the logarithm of its expected improvement plus
@@ -195,6 +204,7 @@ def propose(
     pool = distinct(pool, excluded)
     if len(pool) == 0:
         return None
+    pool = pool[preferred(usable(pool))]
     inputs = surrogate.inputs(pool)
     if not complete:
         kept = _promising(surrogate.mean_of(inputs))
@@ -203,8 +213,8 @@ def propose(
         score = Score(surrogate, best_so_far, pending, seed, log_utility)
         scores = score(pool, inputs)
         if not complete:
-            pool, scores = _local_search(surrogate, pool, scores, score, excluded)
-    best = int(np.argmax(scores))
+            pool, scores = _local_search(surrogate, pool, scores, score, excluded, usable)
+    best = int(np.argmax(np.where(preferred(usable(pool)), scores, -np.inf)))
     return pool[best], float(scores[best])
 
 
@@ -262,7 +272,12 @@ class Score:
 
 
 def _local_search(
-    surrogate: Surrogate, pool: FloatArray, scores: FloatArray, score: Score, excluded: set[bytes]
+    surrogate: Surrogate,
+    pool: FloatArray,
+    scores: FloatArray,
+    score: Score,
+    excluded: set[bytes],
+    usable: Mask,
 ) -> tuple[FloatArray, FloatArray]:
     """Search the neighbours of the pool's best points in a few rounds; return points and scores."""
     seen = excluded | set(keys(pool))
@@ -270,6 +285,7 @@ def _local_search(
         order = np.argsort(-scores, kind="stable")[:_TOP]
         pool, scores = pool[order], scores[order]
         neighbours = distinct(one_knob_away(surrogate.space, pool, steps), seen)
+        neighbours = neighbours[usable(neighbours)]
         if len(neighbours) == 0:
             break
         seen.update(keys(neighbours))

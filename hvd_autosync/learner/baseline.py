@@ -32,6 +32,6 @@ class RandomLearner:
         rng = np.random.default_rng([seed, len(observations), len(pending)])
         excluded = excluded_keys(space, observations, pending)
         strategy = first_untried(
-            space, excluded, lambda count: spread(space, rng.random((count, space.dimension)))
+            problem, excluded, lambda count: spread(space, rng.random((count, space.dimension)))
         )
         return None if strategy is None else Suggestion(strategy, "random")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.sobol import SobolLearner
 from hvd_autosync.learner.stopping import expected_gain
 from hvd_autosync.learner.surrogate import HALF_WIDTH_90, Surrogate
-from hvd_autosync.learner.untried import excluded_keys, space_exhausted
+from hvd_autosync.learner.untried import excluded_keys, space_exhausted, usable
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 #: Seconds of a trial beside its steps: between the 0.2 of a warm one and the 5 of a cold one
@@ -150,22 +151,23 @@ def _from_model(
         int(call.generate_state(1)[0] >> 1),
         log_utility,
         incumbents,
+        partial(usable, problem),
     )
     if found is None:
         return None
     point, acquisition = found
     there = surrogate.inputs(point[np.newaxis])
     info = _explain(surrogate, there, acquisition)
-    usable = float(probability(point[np.newaxis])[0])
+    likely = float(probability(point[np.newaxis])[0]) * usable(problem, point[np.newaxis])[0]
     gain = 1.0  # without an incumbent, a usable strategy gains its whole step
     if incumbents.any():
         gain = expected_gain(surrogate, surrogate.inputs(tried[incumbents]), there)
-    info["expected_gain"] = usable * gain
+    info["expected_gain"] = float(likely * gain)
     return Suggestion(space.decode(point), "model", info)
 
 
 def _feasible(problem: Problem, points: FloatArray) -> FloatArray:
-    """Feasibility probability of ``points``, shape ``(n,)``; at least 0.01."""
+    """Feasibility probability of ``points``, shape ``(n,)``; at least 0.01 for its logarithm."""
     if problem.feasible is None:
         return np.ones(len(points))
     return np.maximum(problem.feasible(points), _LEAST)

@@ -47,7 +47,7 @@ class QualityConstraint:
             above 1 is refused; infinite if a training failed.
         refused: Strategies that may not be used, whatever the verdicts; those outside of the space
             are ignored.
-        only: The lossy strategies that may be used; ``None``: others may be admitted, too.
+        closed: Whether no further strategy is judged, so that only admitted ones may be used.
 
     Raises:
         SpaceError: A judged strategy does not lie in the space.
@@ -60,13 +60,16 @@ class QualityConstraint:
         violation: Sequence[float],
         *,
         refused: Collection[Strategy] = (),
-        only: Collection[Strategy] | None = None,
+        closed: bool = False,
     ) -> None:
         self._space = space
         self._lossy = [index for index, knob in enumerate(space.knobs) if not knob.exact]
         self._judged = self._features(encode_all(space, judged))
-        self._refused = [strategy for strategy in refused if _lies_in(space, strategy)]
-        self._only = None if only is None else list(only)
+        verdicts = list(zip(judged, violation, strict=True))
+        self._admitted = [strategy for strategy, excess in verdicts if excess <= 1.0]
+        self._refused = [strategy for strategy, excess in verdicts if excess > 1.0]
+        self._refused += [strategy for strategy in refused if _lies_in(space, strategy)]
+        self._closed = closed
         values = np.clip(np.array(violation, dtype=np.float64), _LEAST, MOST) - self._judged[:, -1]
         covariance = self._covariance(self._judged, self._judged) + _NOISE**2 * np.eye(len(values))
         with isolated():
@@ -79,9 +82,9 @@ class QualityConstraint:
     def at(self, points: FloatArray) -> FloatArray:
         """Return it for discretized points, ``m x d``; for exact strategies it is 1."""
         exact = (points == self._space.encode(self._space.default))[:, self._lossy].all(axis=1)
-        lossy = self._lossy_probabilities(points)
-        if self._only is not None:
-            lossy = self._trained_alike(points, self._only).astype(np.float64)
+        lossy = np.zeros(len(points)) if self._closed else self._lossy_probabilities(points)
+        # A verdict is final: what trains alike is not judged again.
+        lossy[self._trained_alike(points, self._admitted)] = 1.0
         lossy[self._trained_alike(points, self._refused)] = 0.0
         return np.where(exact, 1.0, lossy)
 
@@ -135,7 +138,7 @@ class QualityConstraint:
 
 def _lies_in(space: SearchSpace, strategy: Strategy) -> bool:
     try:
-        space.encode(strategy)
+        space.complete(strategy)
     except SpaceError:
         return False
     return True

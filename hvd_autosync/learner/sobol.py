@@ -32,5 +32,5 @@ class SobolLearner:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
         excluded = excluded_keys(space, observations, pending)
-        strategy = first_untried(space, excluded, lambda count: sobol_points(space, count, seed))
+        strategy = first_untried(problem, excluded, lambda count: sobol_points(space, count, seed))
         return None if strategy is None else Suggestion(strategy, "sobol")

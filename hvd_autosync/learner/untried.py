@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import (
+    BoolArray,
     FloatArray,
     can_vary,
     distinct,
@@ -13,6 +16,7 @@ from hvd_autosync.learner.points import (
     every_point,
     keys,
 )
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 #: Points to draw in search of an untried one: at the first attempt, and at the second.
@@ -38,24 +42,43 @@ def space_exhausted(space: SearchSpace, excluded: set[bytes]) -> bool:
     return everything is not None and len(distinct(everything, excluded)) == 0
 
 
+def usable(problem: Problem, points: FloatArray) -> BoolArray:
+    """Return which of ``points``, ``n x d``, may satisfy the quality constraint, ``(n,)``."""
+    if problem.feasible is None:
+        return np.ones(len(points), dtype=np.bool_)
+    return problem.feasible(points) > 0.0
+
+
+def preferred(mask: BoolArray) -> BoolArray:
+    """Return ``mask``; if it selects nothing, one that selects everything."""
+    return mask if mask.any() else ~mask
+
+
 def first_untried(
-    space: SearchSpace, excluded: set[bytes], draw: Callable[[int], FloatArray]
+    problem: Problem, excluded: set[bytes], draw: Callable[[int], FloatArray]
 ) -> Strategy | None:
     """Return the first drawn point that is not excluded, as a strategy.
 
+    A point that can never be used is returned only if no other was found.
+
     Args:
-        space: The space.
+        problem: The space, and what may be used of it.
         excluded: Keys of points that may not be suggested.
         draw: From ``count`` to so many discretized points, shape ``count x d``.
 
     Returns:
         The strategy; ``None`` if the space is exhausted, or no draw found what is left.
     """
+    space = problem.space
     if space_exhausted(space, excluded):
         return None
+    left = np.empty((0, space.dimension))
     for count in _DRAWS:
         left = distinct(draw(count), excluded)
-        if len(left):
-            return space.decode(left[0])
+        found = left[usable(problem, left)]
+        if len(found):
+            return space.decode(found[0])
     everything = every_point(space)
-    return None if everything is None else space.decode(distinct(everything, excluded)[0])
+    if everything is not None:
+        left = distinct(everything, excluded)
+    return space.decode(left[preferred(usable(problem, left))][0]) if len(left) else None

@@ -40,7 +40,7 @@ def trade_offs(
     seconds = _step_s(space, trials)
     default_s = seconds.get(space.default, {})
     points = [
-        (_speedup(default_s, seconds.get(v.strategy, {})), v.loss - v.default_loss)
+        (_speedup(default_s, seconds.get(v.strategy, {})), v.gap)
         for v in conclusion.verdicts
     ]
     found = [

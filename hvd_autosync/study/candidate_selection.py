@@ -49,7 +49,7 @@ def quality_constraint(
         [verdict.strategy for verdict in verdicts],
         [verdict.violation for verdict in verdicts],
         refused=excluded,
-        only=[verdict.strategy for verdict in verdicts if verdict.admissible] if closed else None,
+        closed=closed,
     )
 
 

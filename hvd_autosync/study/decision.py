@@ -22,7 +22,7 @@ from hvd_autosync.study.fallbacks import is_excluded
 from hvd_autosync.study.noninferiority import MOST_JUDGED
 from hvd_autosync.study.quality import QualityCheck, Verdict
 from hvd_autosync.study.quality_trial import QualityTrial, enough_steps
-from hvd_autosync.study.related_studies import RELATED, observations_of
+from hvd_autosync.study.related_studies import RELATED, is_unknown, observations_of
 from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.stage_budget import explored, turn_to_explore
 from hvd_autosync.study.values import Conclusion, StudySettings
@@ -195,9 +195,9 @@ class Decision:
                 closed=check.closed or len(verdicts) >= MOST_JUDGED,
             )
             problem = replace(problem, feasible=constraint.at)
-        running = [trial.strategy for trial in self._trials if trial.result is None]
+        unknown = [trial.strategy for trial in self._trials if is_unknown(trial)]
         suggestion = self._learner.suggest(
-            problem, observations_of(self._space, self._trials), running, seed=self._settings.seed
+            problem, observations_of(self._space, self._trials), unknown, seed=self._settings.seed
         )
         if suggestion is None:
             return None, "every strategy of the space was tried"

@@ -20,12 +20,12 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, starmap
 
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.search_space.records import OrNan, Record
+from hvd_autosync.search_space.records import LEFT_OUT, OrNan, Record
 from hvd_autosync.study.noninferiority import (
     MOST_PAIRS,
     Estimate,
@@ -77,6 +77,8 @@ class Verdict(Record):
         reason: One sentence for people.
         bound: Upper bound of the difference at the last look; NaN without a look.
         pairs: Number of pairs of trainings.
+        difference: Mean difference that was tested, at equal time with the goal time-to-loss; NaN
+            without pairs and in older traces.
     """
 
     strategy: Strategy
@@ -87,6 +89,7 @@ class Verdict(Record):
     reason: str
     bound: OrNan = math.nan
     pairs: int = 0
+    difference: OrNan = field(default=math.nan, metadata=LEFT_OUT)
 
     @property
     def admissible(self) -> bool:
@@ -94,14 +97,19 @@ class Verdict(Record):
         return self.outcome is Outcome.ADMITTED
 
     @property
+    def gap(self) -> float:
+        """The difference that was tested; in older traces that of the losses."""
+        return self.difference if math.isfinite(self.difference) else self.loss - self.default_loss
+
+    @property
     def violation(self) -> float:
-        """Its loss minus the default's over the allowed difference; infinite without a loss.
+        """The tested difference over the allowed one; infinite without a loss.
 
         It is at most 1 if the candidate was admitted, and above 1 if it was refused.
         """
         if not math.isfinite(self.loss):
             return math.inf
-        violation = (self.loss - self.default_loss) / max(self.allowed, 1e-12)
+        violation = self.gap / max(self.allowed, 1e-12)
         return min(violation, 1.0) if self.admissible else max(violation, _REFUSED[self.outcome])
 
 
@@ -368,6 +376,7 @@ class QualityCheck:
             reason,
             found.bound if math.isfinite(found.bound) else nothing,
             found.pairs,
+            found.difference,
         )
 
     def _reason(

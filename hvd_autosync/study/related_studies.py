@@ -11,7 +11,7 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Source
 from hvd_autosync.learner.similarity import similarity
-from hvd_autosync.search_space import SearchSpace, Task
+from hvd_autosync.search_space import SearchSpace, Task, TrialStatus
 from hvd_autosync.study.resumed import at_one_speed, superseded_defaults
 from hvd_autosync.traces import TraceStore, TrialRecord
 
@@ -92,8 +92,18 @@ def subsample(observations: Sequence[Observation]) -> list[Observation]:
     return [measured[index * len(measured) // count] for index in range(count)]
 
 
+def is_unknown(trial: TrialRecord) -> bool:
+    """Return whether a trial runs, or was cut short before it had a step time."""
+    result = trial.result
+    if result is None:
+        return True
+    return result.status is TrialStatus.CUT_SHORT and result.step_time is None
+
+
 def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[Observation]:
     """Return the observations of the finished ``trials``; failed ones have no step time.
+
+    Those that were cut short before they had a step time are left out: they have not failed.
 
     All step times are as of the last default trial; of its repetitions only the last counts. The
     unchanged job is left out if restrictions exclude it from the space.
@@ -106,6 +116,8 @@ def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[O
             continue
         if trial.result is not None and (strategy or not space.dimension):
             time_s = trial.result.step_time
+            if is_unknown(trial):
+                continue
             values = (time_s.mean_s, time_s.standard_error_s) if time_s else (None, 0.0)
             observations.append(Observation(strategy, *values))
     return observations

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_autosync.search_space import SearchSpace
+from hvd_autosync.study.resumed import repeated_defaults
 from hvd_autosync.traces import TrialRecord
 
 #: Share of the exploring trials that run before the first verdict, and their number between two
@@ -25,8 +26,12 @@ def explores(kind: str) -> bool:
 
 
 def explored(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the exploring trials, that of the default included."""
-    return [trial for trial in trials if explores(trial.kind)]
+    """Return the exploring trials, the first of the default included.
+
+    Its repetitions after a rest explore nothing.
+    """
+    repeated = repeated_defaults(trials)
+    return [trial for trial in trials if explores(trial.kind) and trial.number not in repeated]
 
 
 def turn_to_explore(space: SearchSpace, trials: Sequence[TrialRecord], most: int) -> bool:

@@ -35,7 +35,7 @@ NO_NAMES_HINT = (
     "strategies."
 )
 #: Entries of a verdict that are losses, or in their unit.
-_LOSSES = ("loss", "default_loss", "allowed", "bound")
+_LOSSES = ("loss", "default_loss", "allowed", "bound", "difference")
 
 
 def anonymous_id(study_id: str) -> str:

@@ -47,7 +47,7 @@ def test_what_crashed_is_no_rival(
     given = []
 
     def propose(*arguments: object) -> None:
-        given.append(arguments[-1])
+        given.append(arguments[5])
 
     monkeypatch.setattr(bayesian, "propose", propose)
     seen = initial(mixed_space, tell)
@@ -216,3 +216,22 @@ def test_one_observation_is_enough(mixed_space: SearchSpace, tell: Tell) -> None
     seen = [tell(mixed_space.default)]
     suggestion = BayesianLearner(initial_points=0).suggest(Problem(mixed_space), seen, seed=0)
     assert suggestion is not None and suggestion.kind == "model"
+
+
+def test_what_can_never_be_used_is_not_proposed(mixed_space: SearchSpace, tell: Tell) -> None:
+    """However much faster it is; or exploring would end with something left of the others."""
+    codec = [knob.name for knob in mixed_space.knobs].index("codec")
+
+    def fast(strategy: Strategy) -> Observation:
+        seen = tell(strategy)
+        factor = 1.0 if strategy["codec"] == "none" else 0.1
+        assert seen.step_s is not None
+        return Observation(strategy, factor * seen.step_s)
+
+    problem = Problem(mixed_space, feasible=lambda points: (points[:, codec] == 0.0).astype(float))
+    seen = [fast(o.strategy) for o in initial(mixed_space, tell, 12)]
+    suggestion = BayesianLearner().suggest(problem, seen, seed=0)
+    assert suggestion is not None and suggestion.kind == "model"
+    assert suggestion.strategy["codec"] == "none" and suggestion.info["expected_gain"] > 0.01
+    first = BayesianLearner().suggest(problem, seen[:2], seed=0)
+    assert first is not None and first.kind == "sobol" and first.strategy["codec"] == "none"

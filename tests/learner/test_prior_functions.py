@@ -208,6 +208,7 @@ def test_a_gain_over_nothing_that_may_be_used_is_a_number(
     suggestion = BayesianLearner().suggest(problem, [default], seed=0)
     assert suggestion is not None and suggestion.kind == "model"
     json.dumps(suggestion.info, allow_nan=False)
+    assert suggestion.info["expected_gain"] == 0.0
 
 
 def test_a_task_that_helps_is_kept(mixed_space: SearchSpace, log_step: LogStep) -> None:

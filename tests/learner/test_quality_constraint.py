@@ -80,7 +80,7 @@ def test_an_unknown_choice_is_neither_mild_nor_harsh() -> None:
 
 def test_once_nothing_more_is_judged_only_what_was_admitted_may_be_used() -> None:
     """Whatever its exact knobs are; and nothing that the loss guard has ended."""
-    closed = QualityConstraint(SPACE, [BF16, topk(0.1)], [0.0, 4.0], only=[BF16])
+    closed = QualityConstraint(SPACE, [BF16, topk(0.1)], [0.0, 4.0], closed=True)
     other = SPACE.complete({"codec": "bf16", "cycle_time_ms": 5.0})
     points = [SPACE.default, other, topk(0.1), topk(0.25)]
     assert closed.feasibility_probabilities(points).tolist() == [1.0, 1.0, 0.0, 0.0]
@@ -90,12 +90,20 @@ def test_once_nothing_more_is_judged_only_what_was_admitted_may_be_used() -> Non
     assert open_still.feasibility_probabilities([topk(0.25)])[0] > 0.1
 
 
+@pytest.mark.parametrize("outside", [{"gone_codec": "int8"}, {"codec": "topk", "ratio": 0.9}])
+def test_what_the_loss_guard_ended_outside_of_the_space_is_ignored(
+    outside: dict[str, str | float],
+) -> None:
+    known = QualityConstraint(SPACE, [], [], refused=[Strategy(outside)])
+    assert known.feasibility_probabilities([BF16])[0] > 0.95
+
+
 def test_with_codecs_of_whole_buckets_the_buckets_count_too() -> None:
     space = SearchSpace((*SPACE.knobs, catalogue_knob("buckets")))
     known = space.complete({"codec": "topk", "buckets": 2})
     faster = space.complete({**known, "cycle_time_ms": 5.0})
     others = space.complete({**known, "buckets": 3})
-    closed = QualityConstraint(space, [known], [0.0], only=[known])
+    closed = QualityConstraint(space, [known], [0.0], closed=True)
     assert closed.feasibility_probabilities([faster, others]).tolist() == [1.0, 0.0]
     ended = QualityConstraint(space, [], [], refused=[known])
     assert ended.feasibility_probabilities([faster])[0] == 0.0
@@ -104,8 +112,22 @@ def test_with_codecs_of_whole_buckets_the_buckets_count_too() -> None:
 
 def test_exact_knobs_change_no_loss() -> None:
     known = QualityConstraint(SPACE, [topk(0.01)], [5.0])
-    here, there = known.feasibility_probabilities([topk(0.01), topk(0.01, cycle=80.0)])
-    assert here == there
+    here, there = known.feasibility_probabilities([topk(0.02), topk(0.02, cycle=80.0)])
+    assert here == there > 0.0
+
+
+def test_a_verdict_is_final_whatever_the_exact_knobs_are() -> None:
+    """What trains alike can neither be judged again nor be used otherwise."""
+    known = QualityConstraint(SPACE, [BF16, topk(0.1)], [0.99, 1.5])
+    alike = [SPACE.complete({"codec": "bf16", "cycle_time_ms": 5.0}), topk(0.1, cycle=80.0)]
+    assert known.feasibility_probabilities([BF16, *alike, topk(0.1)]).tolist() == [
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+    ]
+    ended = QualityConstraint(SPACE, [BF16], [0.0], refused=[BF16])
+    assert ended.feasibility_probabilities([BF16]).tolist() == [0.0]
 
 
 @pytest.fixture
@@ -128,7 +150,7 @@ def test_a_codec_that_is_off_is_as_one_that_is_none(codecs: SearchSpace) -> None
     )
     assert "embedding_codec" not in off and on["embedding_codec"] == "none"
     one, other, *rest = known.feasibility_probabilities([off, on, *judged])
-    assert one == other and all(0.0 < each < 1.0 for each in (one, *rest))
+    assert one == other and 0.0 < one < 1.0 and rest == [1.0, 0.0, 0.0]
 
 
 def test_strategies_of_one_lossy_part_are_equally_likely(codecs: SearchSpace) -> None:
@@ -150,7 +172,7 @@ def test_what_trains_as_an_admitted_one_may_be_used(codecs: SearchSpace) -> None
     assert codecs.lossy_part(admitted) == codecs.lossy_part(other)
     coded = codecs.complete({**other, "embedding_codec": "int8"})
     for one, alike in ((admitted, other), (other, admitted)):
-        closed = QualityConstraint(codecs, [one], [0.0], only=[one])
+        closed = QualityConstraint(codecs, [one], [0.0], closed=True)
         assert closed.feasibility_probabilities([one, alike, coded]).tolist() == [1.0, 1.0, 0.0]
         ended = QualityConstraint(codecs, [], [], refused=[one])
         assert ended.feasibility_probabilities([alike]).tolist() == [0.0]

@@ -102,6 +102,21 @@ def test_restricting_moves_the_default_inside() -> None:
     assert (knob.low, knob.high, knob.default) == (5, 10, 5)
 
 
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("fusion_threshold_bytes", 0, 67_000_000),
+        ("fusion_threshold_bytes", 200_000_001, 1 << 28),
+        ("cycle_time_ms", 5, 10),
+    ],
+)
+def test_a_default_on_a_bound_is_decoded_as_it_is(name: str, low: int, high: int) -> None:
+    knob = catalogue_knob(name).restrict(low, high)
+    decoded = knob.from_unit(knob.to_unit(knob.default))
+    assert decoded == knob.default and type(decoded) is type(knob.default)
+    assert {knob.from_unit(0.0), knob.from_unit(1.0)} == {knob.low, knob.high}
+
+
 @pytest.mark.parametrize(("low", "high"), [(200, 300), (3, 2), (0.001, 0.01)])
 def test_bounds_that_leave_nothing_are_refused(low: float, high: float) -> None:
     with pytest.raises(SpaceError, match="leave nothing"):

@@ -456,6 +456,12 @@ def test_more_steps_in_the_same_time_count_where_that_is_the_goal() -> None:
     ).only
     assert in_time.admissible and "at equal steps" in in_time.reason
     assert "+0.1" in in_time.reason or "+0.2" in in_time.reason
+    # What was tested counts, not the losses at equal steps.
+    at_equal_steps = in_time.loss - in_time.default_loss
+    assert in_time.gap < in_time.allowed < at_equal_steps and in_time.violation < 1.0
+    assert Verdict.from_json(in_time.to_json()) == in_time
+    older = {name: each for name, each in in_time.to_json().items() if name != "difference"}
+    assert Verdict.from_json(older).gap == at_equal_steps
 
 
 @pytest.mark.parametrize(("step_s", "admitted"), [(0.039, True), (0.06, False), (0.2, False)])

@@ -14,6 +14,7 @@ from hvd_autosync.search_space.knobs import float_knob
 from hvd_autosync.study.candidate_selection import pruned
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.resumed import at_one_speed, has_rested, repeated_defaults
+from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings, Trial
 from hvd_autosync.traces import TraceStore, TrialRecord, default_result
@@ -61,6 +62,25 @@ def test_what_was_measured_on_a_fast_day_is_as_slow_as_on_this_one() -> None:
         (SPACE.default, 0.2),
         (SLOW, 0.3),
     ]
+
+
+def test_a_repeated_default_uses_up_no_exploring_trial() -> None:
+    days = [
+        trial(0, "default", Strategy(), 0.1),
+        trial(1, "sobol", FAST, 0.08),
+        trial(2, "default", Strategy(), 0.2),
+    ]
+    assert [t.number for t in explored(days)] == [0, 1]
+
+
+def test_a_default_of_no_time_changes_no_speed() -> None:
+    """As where an imported trace has steps of 0 s."""
+    days = [
+        trial(0, "default", Strategy(), 0.0),
+        trial(1, "sobol", FAST, 0.08),
+        trial(2, "default", Strategy(), 0.2),
+    ]
+    assert at_one_speed(days) == days
 
 
 def test_a_good_strategy_of_a_slow_day_is_not_pruned_on_a_fast_one() -> None:

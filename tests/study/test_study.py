@@ -59,17 +59,20 @@ SPACE = SearchSpace(
 class SimulatedJob:
     """Steps of ``base * gain`` seconds; launches differ by 1 %, steps by 3 %.
 
-    With ``ruinous`` fp16 halves that, and its losses do not fall.
+    With ``ruinous`` fp16 multiplies that by ``coded``, and its losses do not fall.
     """
 
-    def __init__(self, gain: float = 0.8, seed: int = 0, *, ruinous: bool = False) -> None:
+    def __init__(
+        self, gain: float = 0.8, seed: int = 0, *, ruinous: bool = False, coded: float = 0.5
+    ) -> None:
         self.gain = gain
         self.rng = np.random.default_rng(seed)
         self.ruinous = ruinous
+        self.coded = coded
 
     def result(self, trial: Trial) -> TrialResult:
         coded = SPACE.complete(trial.strategy)["compression"] == "fp16"
-        factor = 0.5 if coded and self.ruinous else 1.0
+        factor = self.coded if coded and self.ruinous else 1.0
         steps = tuple(factor * second for second in self.steps(trial.strategy))
         losses = tuple(
             1.0 + 0.01 * trial.seed + (1.0 if coded and self.ruinous else math.exp(-step / 10))
@@ -242,6 +245,16 @@ def test_nothing_is_judged_if_no_verdict_fits_into_its_minutes(tmp_path: Path) -
     assert proposed and all(SPACE.is_exact(strategy) for strategy in proposed)
 
 
+def test_what_can_never_be_used_is_not_explored(tmp_path: Path) -> None:
+    """However much faster it is."""
+    one = study(tmp_path, trials=8, quality_minutes=0.5)
+    job = SimulatedJob(gain=0.8, ruinous=True, coded=0.1)
+    while (trial := one.ask()) is not None:
+        one.tell(trial, replace(job.result(trial), total_s=10.0))
+    assert all(SPACE.is_exact(trial.strategy) for trial in one.history)
+    assert any(trial.kind == "model" for trial in one.history)
+
+
 def decided(one: AskTellStudy, *later: TrialRecord, minutes: float | None = None) -> Decision:
     trials, settings = [*one.history, *later], replace(one.settings, minutes=minutes)
     return Decision(one.problem, settings, BayesianLearner(), trials)
@@ -266,6 +279,27 @@ def test_a_trial_that_runs_out_of_time_has_not_failed(tmp_path: Path) -> None:
     trials = [replace(t, result=cut) if t in quality[4:] else t for t in judged.history]
     settings = replace(judged.settings, minutes=100.0)
     assert Decision(judged.problem, settings, BayesianLearner(), trials).verdicts() == []
+
+
+def test_a_trial_that_was_cut_short_without_a_step_time_has_not_failed(tmp_path: Path) -> None:
+    """As a pruned one under local steps; it is not tried again either."""
+    one, job = study(tmp_path, trials=8), SimulatedJob(gain=0.8)
+    for _ in range(4):
+        trial = one.ask()
+        assert trial is not None
+        one.tell(trial, job.result(trial))
+    cut = TrialResult(TrialStatus.CUT_SHORT, ranks=(RankReport(0, "", (0.1,) * 3),))
+    trials = [*one.history[:-1], replace(one.history[-1], result=cut)]
+    assert cut.step_time is None and len(observations_of(SPACE, trials)) == 3
+    given: list[Strategy] = []
+
+    class Recording(BayesianLearner):
+        def suggest(self, problem, observations, pending=(), *, seed):  # type: ignore[no-untyped-def]
+            given.extend(pending)
+            return super().suggest(problem, observations, pending, seed=seed)
+
+    Decision(one.problem, one.settings, Recording(), trials).next()
+    assert given == [trials[-1].strategy]
 
 
 def test_quality_trials_grow_also_where_the_study_is_read_back(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def secretive(store: TraceStore, finished: StudyRecord) -> StudyRecord:
         model=replace(model, parameters=(named, *model.parameters[1:])),
         resources=replace(resources, hosts=(host, *resources.hosts[1:])),
     )
-    losses = {"loss": 2.718281, "default_loss": 2.718281, "allowed": 2.718281, "bound": 2.718281}
+    names = ("loss", "default_loss", "allowed", "bound", "difference")
+    losses = dict.fromkeys(names, 2.718281)
     verdict = {"strategy": {}, "outcome": "worse", "reason": "its loss is 2.718281", "pairs": 3}
     outcome = {**(finished.outcome or {}), "verdicts": [verdict | losses], "source": "feedfeedfeed"}
     study = replace(
