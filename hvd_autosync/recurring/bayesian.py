@@ -93,7 +93,7 @@ class BayesianSearch:
         place = int(np.argmax(accepted))
         best, sure = SHARES[place], float(likely[place])
         times = times_of(outcomes)
-        others = [each for each in outcomes if each.share < 1]
+        others = [e for e in outcomes if e.share < 1 and e.finite and math.isfinite(e.seconds)]
         if others and times.rest > (1 - settings.gain) * times.bsp:
             if len(others) < _RUNS_TO_REJECT:
                 reason = "a run with less BSP was no faster; measuring it once more"

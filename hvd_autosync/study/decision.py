@@ -19,7 +19,7 @@ from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, pruned, quality_constraint
 from hvd_autosync.study.confirm import Confirmation, Measurement
 from hvd_autosync.study.fallbacks import is_excluded
-from hvd_autosync.study.noninferiority import MOST_JUDGED
+from hvd_autosync.study.noninferiority import MOST_JUDGED, Outcome
 from hvd_autosync.study.quality import QualityCheck, Verdict
 from hvd_autosync.study.quality_trial import QualityTrial, enough_steps
 from hvd_autosync.study.related_studies import RELATED, is_unknown, observations_of
@@ -297,8 +297,10 @@ class Decision:
             reason = "no candidate was faster with confidence when measured again"
         elif any(t.kind == "confirm" for t in self._trials):
             reason = "the default or every candidate failed when measured again"
-        elif verdicts:
-            reason = "lossy strategies were refused for their losses, and no other is fast enough"
+        elif refused := [each for each in verdicts if not each.admissible]:
+            found = [each for each in refused if each.pairs or each.outcome is Outcome.WORSE]
+            what = "refused for their losses" if found else f"not judged ({refused[0].reason})"
+            reason = f"lossy strategies were {what}, and no other is fast enough"
         else:
             reason = "no strategy that may be used promises to beat the default by much"
         default_s = confirmation.default_s()

@@ -129,6 +129,14 @@ def test_the_bayesian_search_ends_where_less_bsp_is_no_faster() -> None:
     assert game.share == 1.0 and game.runs <= 4
 
 
+def test_a_failed_run_is_no_second_run_that_was_no_faster() -> None:
+    """A single run with less BSP is measured once more."""
+    slow = [RecurringOutcome(1.0, 0.9, 100.0), RecurringOutcome(1.0, 0.9, 100.0)]
+    slow += [RecurringOutcome(0.5, 0.9, 101.0), RecurringOutcome(0.25, math.nan, 1.0, "failed")]
+    decision = SEARCHES["bayesian"](WANTED).next_share(slow)
+    assert not decision.final and decision.share == 0.5
+
+
 def test_where_bsp_is_not_needed_little_of_it_is_left() -> None:
     game = play(table(lambda f: 0.92, speed=5.0), SEARCHES["bayesian"](WANTED), WANTED)
     assert game.share <= 0.0625 and game.runs <= 6

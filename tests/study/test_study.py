@@ -37,6 +37,7 @@ from hvd_autosync.search_space.knobs import categorical_knob, float_knob, intege
 from hvd_autosync.study import study as study_module
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, may_be_used, pruned
+from hvd_autosync.study.confirm import Confirmation
 from hvd_autosync.study.decision import Decision
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
@@ -253,6 +254,25 @@ def test_what_can_never_be_used_is_not_explored(tmp_path: Path) -> None:
         one.tell(trial, replace(job.result(trial), total_s=10.0))
     assert all(SPACE.is_exact(trial.strategy) for trial in one.history)
     assert any(trial.kind == "model" for trial in one.history)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "pairs", "said"),
+    [
+        (Outcome.WORSE, 0, "refused for their losses"),
+        (Outcome.NOT_SHOWN, 4, "refused for their losses"),
+        (Outcome.NOT_SHOWN, 0, "not judged (no loss is seen)"),
+        (Outcome.ADMITTED, 4, "promises to beat the default"),
+    ],
+)
+def test_only_what_was_judged_is_called_refused(
+    tmp_path: Path, outcome: Outcome, pairs: int, said: str
+) -> None:
+    verdict = Verdict(
+        Strategy({"compression": "fp16"}), outcome, 2.0, 1.0, 0.1, "no loss is seen", pairs=pairs
+    )
+    nothing = Confirmation(SPACE.default, [], [])
+    assert said in decided(study(tmp_path))._concluded(nothing, "", [verdict], "").reason
 
 
 def decided(one: AskTellStudy, *later: TrialRecord, minutes: float | None = None) -> Decision:
