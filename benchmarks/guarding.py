@@ -385,8 +385,8 @@ def _show_job(console: Console, job: str, known: Known) -> None:
         f"{job}, bad ones forced: the guard ends {caught} of {bad}; after {saved} the loss is at "
         f"most {_GUARDED_MAY_LOSE:.0%} of the fall worse"
     )
-    names = f": {'; '.join(ended)}" if ended else ""
-    console.print(f"{job}, good ones forced: the guard ends {len(ended)} of {good}{names}")
+    which = f": {'; '.join(ended)}" if ended else ""
+    console.print(f"{job}, good ones forced: the guard ends {len(ended)} of {good}{which}")
 
 
 def main() -> None:

@@ -40,8 +40,7 @@ def trade_offs(
     seconds = _step_s(space, trials)
     default_s = seconds.get(space.default, {})
     points = [
-        (_speedup(default_s, seconds.get(v.strategy, {})), v.gap)
-        for v in conclusion.verdicts
+        (_speedup(default_s, seconds.get(v.strategy, {})), v.gap) for v in conclusion.verdicts
     ]
     found = [
         TradeOff(verdict, point[0], _on_front(point, [*points, (1.0, 0.0)]))
