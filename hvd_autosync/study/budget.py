@@ -62,7 +62,14 @@ class Budget:
         if self._settings.mode != "live" or default is None or default.step_time is None:
             return self.trial_s
         step_s = default.step_time.mean_s
-        lost_s = [_lost_s(t.result, step_s) for t in explored(self._trials) if t.result is not None]
+        exploring = {trial.number for trial in explored(self._trials)}
+        lost_s = []
+        for trial in self._trials:
+            result = trial.result
+            if trial.kind == "default" and result is not None and result.step_time is not None:
+                step_s = result.step_time.mean_s  # each day has its own speed
+            if result is not None and trial.number in exploring:
+                lost_s.append(_lost_s(result, step_s))
         return max(statistics.fmean(lost_s), 0.0)
 
     @property
