@@ -107,7 +107,7 @@ def hostile(
     fields["versions"] |= {EVIL: EVIL}
     outcome = fields["outcome"]
     verdict = Verdict(Strategy(fields["winner"]), Outcome.WORSE, 2.0, 1.0, 0.1, EVIL, 1.5, 4)
-    outcome["verdicts"] = [{**vars(verdict), "strategy": fields["winner"]}]
+    outcome["verdicts"] = [{**verdict.to_json(), "strategy": fields["winner"]}]
     outcome[DRIFT] = [EVIL]
     ended = {"strategy": fields["winner"], "step": 7, "reason": EVIL, "at": EVIL}
     outcome[FALLBACKS] = [EVIL, {"strategy": EVIL}, {**ended, "step": EVIL}, ended]
