@@ -579,7 +579,7 @@ def no_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (0.5, 1, 0),  # not enough for one more trial and the confirmation
         (1.6, 3, 6),
-        (4.0, 17, 6),
+        (4.0, 17, 9),  # two candidates
     ],
 )
 def test_the_minutes_are_kept_with_all_that_is_done(
