@@ -1,12 +1,16 @@
 """Does our dispatcher cost anything where it sends what Horovod's optimizer would send?
 
-Two copies of each model train in one job, one under Horovod's own optimizer, one under ours with
-its default plan. Their steps alternate in pairs (which comes first is drawn by lot), so that both
-see the same machine. Each pair gives a ratio of elapsed times; the table shows the median ratio
-with its 95 % interval from order statistics. The aim is at most 1.00, never above 1.02. Peak memory
-comes from two more jobs that train one copy each.
+Three copies of each model train in one job: one under Horovod's own optimizer, one under ours with
+its default plan, and, as a control, another under Horovod's. They take their steps in turns (in an
+order that is drawn by lot), so that all see the same machine. Each round gives the ratios of ours
+and of the control to Horovod's; the table shows the medians with 95 % intervals from order
+statistics. The aim is at most 1.00, never above 1.02.
 
-    python benchmarks/runtime_overhead.py --settings loopback --pairs 100
+Where a copy lies in memory makes its steps up to 1 % longer, for a whole job: the control shows how
+much. So rounds are divided among jobs, in which the copies are made in different orders. Peak
+memory comes from two more jobs that train one copy each.
+
+    python benchmarks/runtime_overhead.py --settings loopback --rounds 120
     python benchmarks/runtime_overhead.py --output runtime_overhead.csv
 """
 
@@ -28,13 +32,22 @@ from rich.table import Table
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.testing import Testbed, testbed_missing
 
-_COLUMNS = ("setting", "model", "what", "horovod", "ours")
-_CONTENDERS = {"horovod": None, "ours": ExchangePlan()}
+_COLUMNS = ("setting", "model", "what", "horovod", "ours", "control")
+_CONTENDERS = {"horovod": None, "ours": ExchangePlan(), "control": None}
+_WITH_MEMORY = ("horovod", "ours")
+#: Orders in which copies are made: each is once the first, the second, the last.
+_ORDERS = (
+    ("horovod", "ours", "control"),
+    ("ours", "control", "horovod"),
+    ("control", "horovod", "ours"),
+)
 _MEMORY_STEPS = 10
 
 
-def work(setting: str, model: str, pairs: int, warmup: int, output: str, only: str) -> None:
-    """A rank's part: pairs of steps, or the memory of one contender."""
+def work(
+    setting: str, model: str, rounds: int, warmup: int, output: str, only: str, order: int
+) -> None:
+    """A rank's part: rounds of steps, or the memory of one contender."""
     import horovod.torch as hvd
     import torch
     from exchanged.models import MODELS
@@ -42,25 +55,33 @@ def work(setting: str, model: str, pairs: int, warmup: int, output: str, only: s
 
     hvd.init()
     torch.set_num_threads(1)
-    names = [only] if only else list(_CONTENDERS)
+    names = [only] if only else list(_ORDERS[order])
     trainers = {name: Trainer(name, MODELS[model], _CONTENDERS[name]) for name in names}
     rows: list[tuple[object, ...]] = []
     if only:
         for _ in range(_MEMORY_STEPS):
             trainers[only].step()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        rows.append((setting, model, f"memory of {only}", peak, peak))
+        rows.append((setting, model, f"memory of {only}", peak, peak, peak))
     else:
-        lots = random.Random(0)
-        for number in range(warmup + pairs):
-            first = lots.random() < 0.5
-            order = names if first else names[::-1]
-            seconds = {name: trainers[name].step() for name in order}
+        lots = random.Random(order)
+        for number in range(warmup + rounds):
+            lots.shuffle(names)
+            seconds = {name: trainers[name].step() for name in names}
             if number >= warmup:
-                rows.append((setting, model, "step_s", seconds["horovod"], seconds["ours"]))
+                rows.append((setting, model, "step_s", *(seconds[name] for name in _CONTENDERS)))
     if hvd.rank() == 0:
         with open(output, "a", newline="") as file:
             csv.writer(file).writerows(rows)
+
+
+def _ratio(pairs: list[tuple[float, float]]) -> str:
+    """The median ratio of the second to the first, with its interval."""
+    ratios, count = sorted(ours / theirs for theirs, ours in pairs), len(pairs)
+    half = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a binomial with p = 1/2
+    low = ratios[max(int(count / 2 - half), 0)]
+    high = ratios[min(math.ceil(count / 2 + half), count - 1)]
+    return f"{statistics.median(ratios):.3f} ({low:.3f} .. {high:.3f})"
 
 
 def show(output: str) -> None:
@@ -70,43 +91,45 @@ def show(output: str) -> None:
     table = Table(title="our dispatcher against Horovod's optimizer", title_justify="left")
     for column in ("setting", "model"):
         table.add_column(column)
-    for column in ("Horovod ms", "ours ms", "ratio", "95 % interval", "Horovod MiB", "ours MiB"):
+    columns = ("Horovod ms", "ours ms", "ours : Horovod", "control : Horovod")
+    for column in (*columns, "Horovod MiB", "ours MiB"):
         table.add_column(column, justify="right")
     for setting, model in dict.fromkeys((r["setting"], r["model"]) for r in rows):
         own = [r for r in rows if (r["setting"], r["model"]) == (setting, model)]
-        steps = [(float(r["horovod"]), float(r["ours"])) for r in own if r["what"] == "step_s"]
+        steps = [r for r in own if r["what"] == "step_s"]
+        seconds = {name: [float(r[name]) for r in steps] for name in _CONTENDERS}
         memory = {r["what"]: float(r["ours"]) for r in own if r["what"] != "step_s"}
-        ratios, count = sorted(ours / theirs for theirs, ours in steps), len(steps)
-        half = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a binomial with p = 1/2
-        low = ratios[max(int(count / 2 - half), 0)]
-        high = ratios[min(math.ceil(count / 2 + half), count - 1)]
         table.add_row(
             setting,
             model,
-            *(f"{1e3 * statistics.median(each):.2f}" for each in zip(*steps, strict=True)),
-            f"{statistics.median(ratios):.3f}",
-            f"{low:.3f} .. {high:.3f}",
-            *(f"{memory[f'memory of {name}']:.0f}" for name in _CONTENDERS),
+            *(f"{1e3 * statistics.median(seconds[name]):.2f}" for name in ("horovod", "ours")),
+            *(
+                _ratio(list(zip(seconds["horovod"], seconds[name], strict=True)))
+                for name in ("ours", "control")
+            ),
+            *(f"{memory[f'memory of {name}']:.0f}" for name in _WITH_MEMORY),
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
-def run(setting: str, models: list[str], pairs: int, warmup: int, output: str) -> None:
+def run(setting: str, models: list[str], rounds: int, warmup: int, output: str) -> None:
     """All jobs of one setting."""
     rate = None if setting == "loopback" else float(setting.removesuffix("mbit"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def launch(options: list[str], bed: Testbed | None) -> None:
         for model in models:
-            for only in ("", *_CONTENDERS):
+            each = [("", order) for order in range(len(_ORDERS))]
+            for only, order in each + [(name, 0) for name in _WITH_MEMORY]:
                 part = own_part(
                     __file__,
                     setting=setting,
                     model=model,
-                    pairs=pairs,
+                    rounds=-(-rounds // len(_ORDERS)),
                     warmup=warmup,
                     output=output,
                     only=only,
+                    order=order,
                 )
                 start = subprocess.run if bed is None else bed.run
                 start(["horovodrun", *options, "--gloo", *part], env=environment, check=True)
@@ -131,13 +154,18 @@ def main() -> None:
         help="loopback, or rates between two hosts (default: %(default)s)",
     )
     add("--models", default="ncf,vgg,resnet,bert", metavar="M,...", help="(default: %(default)s)")
-    add("--pairs", type=int, default=200, help="pairs of steps (default: %(default)s)")
-    add("--warmup", type=int, default=20, help="pairs that do not count (default: %(default)s)")
-    add_table(parser, "runtime_overhead.csv", "every pair")
+    add("--rounds", type=int, default=240, help="rounds of steps (default: %(default)s)")
+    add(
+        "--warmup",
+        type=int,
+        default=20,
+        help="rounds of each job that do not count (default: %(default)s)",
+    )
+    add_table(parser, "runtime_overhead.csv", "every round")
     args = parse(parser, show, work)
     output = open_table(parser, args, _COLUMNS)
     for setting in args.settings.split(","):
-        run(setting, args.models.split(","), args.pairs, args.warmup, output)
+        run(setting, args.models.split(","), args.rounds, args.warmup, output)
     show(output)
 
 
