@@ -2,15 +2,14 @@
 
 Three copies of each model train in one job: one under Horovod's own optimizer, one under ours with
 its default plan, and, as a control, another under Horovod's. They take their steps in turns (in an
-order that is drawn by lot), so that all see the same machine. Each round gives the ratios of ours
-and of the control to Horovod's; the table shows the medians with 95 % intervals from order
-statistics. The aim is at most 1.00, never above 1.02.
+order that is drawn by lot), so that all see the same machine. Where a copy lies in memory makes its
+steps some percent longer or shorter for as long as it lives, so each block of rounds has new
+copies, made in an order that is drawn by lot. A block gives the ratios of ours and of the control
+to Horovod's, of median times; the table shows the medians of blocks with 95 % intervals from order
+statistics. The aim is at most 1.00, never above 1.02. Peak memory comes from two more jobs that
+train one copy each.
 
-Where a copy lies in memory makes its steps up to 1 % longer, for a whole job: the control shows how
-much. So rounds are divided among jobs, in which the copies are made in different orders. Peak
-memory comes from two more jobs that train one copy each.
-
-    python benchmarks/runtime_overhead.py --settings loopback --rounds 120
+    python benchmarks/runtime_overhead.py --settings loopback --blocks 10
     python benchmarks/runtime_overhead.py --output runtime_overhead.csv
 """
 
@@ -32,22 +31,16 @@ from rich.table import Table
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.testing import Testbed, testbed_missing
 
-_COLUMNS = ("setting", "model", "what", "horovod", "ours", "control")
+_COLUMNS = ("setting", "model", "what", "block", "horovod", "ours", "control")
 _CONTENDERS = {"horovod": None, "ours": ExchangePlan(), "control": None}
 _WITH_MEMORY = ("horovod", "ours")
-#: Orders in which copies are made: each is once the first, the second, the last.
-_ORDERS = (
-    ("horovod", "ours", "control"),
-    ("ours", "control", "horovod"),
-    ("control", "horovod", "ours"),
-)
 _MEMORY_STEPS = 10
 
 
 def work(
-    setting: str, model: str, rounds: int, warmup: int, output: str, only: str, order: int
+    setting: str, model: str, blocks: int, rounds: int, warmup: int, output: str, only: str
 ) -> None:
-    """A rank's part: rounds of steps, or the memory of one contender."""
+    """A rank's part: blocks of rounds of steps, or the memory of one contender."""
     import horovod.torch as hvd
     import torch
     from exchanged.models import MODELS
@@ -55,33 +48,43 @@ def work(
 
     hvd.init()
     torch.set_num_threads(1)
-    names = [only] if only else list(_ORDERS[order])
-    trainers = {name: Trainer(name, MODELS[model], _CONTENDERS[name]) for name in names}
     rows: list[tuple[object, ...]] = []
     if only:
+        trainer = Trainer(only, MODELS[model], _CONTENDERS[only])
         for _ in range(_MEMORY_STEPS):
-            trainers[only].step()
+            trainer.step()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        rows.append((setting, model, f"memory of {only}", peak, peak, peak))
-    else:
-        lots = random.Random(order)
+        rows.append((setting, model, f"memory of {only}", 0, peak, peak, peak))
+    lots = random.Random(0)
+    for block in range(0 if only else blocks):
+        names = list(_CONTENDERS)
+        lots.shuffle(names)
+        trainers = {name: Trainer(name, MODELS[model], _CONTENDERS[name]) for name in names}
         for number in range(warmup + rounds):
             lots.shuffle(names)
             seconds = {name: trainers[name].step() for name in names}
             if number >= warmup:
-                rows.append((setting, model, "step_s", *(seconds[name] for name in _CONTENDERS)))
+                own = (seconds[name] for name in _CONTENDERS)
+                rows.append((setting, model, "step_s", block, *own))
     if hvd.rank() == 0:
         with open(output, "a", newline="") as file:
             csv.writer(file).writerows(rows)
 
 
-def _ratio(pairs: list[tuple[float, float]]) -> str:
-    """The median ratio of the second to the first, with its interval."""
-    ratios, count = sorted(ours / theirs for theirs, ours in pairs), len(pairs)
+def _ratio(steps: list[dict[str, str]], name: str) -> str:
+    """The median of the blocks' ratios to Horovod's, with its interval."""
+    blocks = [
+        [r for r in steps if r["block"] == b] for b in dict.fromkeys(r["block"] for r in steps)
+    ]
+    ratios, count = sorted(_median(b, name) / _median(b, "horovod") for b in blocks), len(blocks)
     half = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a binomial with p = 1/2
     low = ratios[max(int(count / 2 - half), 0)]
     high = ratios[min(math.ceil(count / 2 + half), count - 1)]
     return f"{statistics.median(ratios):.3f} ({low:.3f} .. {high:.3f})"
+
+
+def _median(steps: list[dict[str, str]], name: str) -> float:
+    return statistics.median(float(r[name]) for r in steps)
 
 
 def show(output: str) -> None:
@@ -97,39 +100,36 @@ def show(output: str) -> None:
     for setting, model in dict.fromkeys((r["setting"], r["model"]) for r in rows):
         own = [r for r in rows if (r["setting"], r["model"]) == (setting, model)]
         steps = [r for r in own if r["what"] == "step_s"]
-        seconds = {name: [float(r[name]) for r in steps] for name in _CONTENDERS}
         memory = {r["what"]: float(r["ours"]) for r in own if r["what"] != "step_s"}
         table.add_row(
             setting,
             model,
-            *(f"{1e3 * statistics.median(seconds[name]):.2f}" for name in ("horovod", "ours")),
-            *(
-                _ratio(list(zip(seconds["horovod"], seconds[name], strict=True)))
-                for name in ("ours", "control")
-            ),
+            *(f"{1e3 * _median(steps, name):.2f}" for name in ("horovod", "ours")),
+            *(_ratio(steps, name) for name in ("ours", "control")),
             *(f"{memory[f'memory of {name}']:.0f}" for name in _WITH_MEMORY),
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
-def run(setting: str, models: list[str], rounds: int, warmup: int, output: str) -> None:
+def run(
+    setting: str, models: list[str], blocks: int, rounds: int, warmup: int, output: str
+) -> None:
     """All jobs of one setting."""
     rate = None if setting == "loopback" else float(setting.removesuffix("mbit"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def launch(options: list[str], bed: Testbed | None) -> None:
         for model in models:
-            each = [("", order) for order in range(len(_ORDERS))]
-            for only, order in each + [(name, 0) for name in _WITH_MEMORY]:
+            for only in ("", *_WITH_MEMORY):
                 part = own_part(
                     __file__,
                     setting=setting,
                     model=model,
-                    rounds=-(-rounds // len(_ORDERS)),
+                    blocks=blocks,
+                    rounds=rounds,
                     warmup=warmup,
                     output=output,
                     only=only,
-                    order=order,
                 )
                 start = subprocess.run if bed is None else bed.run
                 start(["horovodrun", *options, "--gloo", *part], env=environment, check=True)
@@ -154,18 +154,14 @@ def main() -> None:
         help="loopback, or rates between two hosts (default: %(default)s)",
     )
     add("--models", default="ncf,vgg,resnet,bert", metavar="M,...", help="(default: %(default)s)")
-    add("--rounds", type=int, default=240, help="rounds of steps (default: %(default)s)")
-    add(
-        "--warmup",
-        type=int,
-        default=20,
-        help="rounds of each job that do not count (default: %(default)s)",
-    )
+    add("--blocks", type=int, default=40, help="each with new copies (default: %(default)s)")
+    add("--rounds", type=int, default=20, help="of steps in each block (default: %(default)s)")
+    add("--warmup", type=int, default=4, help="rounds that do not count (default: %(default)s)")
     add_table(parser, "runtime_overhead.csv", "every round")
     args = parse(parser, show, work)
     output = open_table(parser, args, _COLUMNS)
     for setting in args.settings.split(","):
-        run(setting, args.models.split(","), args.rounds, args.warmup, output)
+        run(setting, args.models.split(","), args.blocks, args.rounds, args.warmup, output)
     show(output)
 
 
