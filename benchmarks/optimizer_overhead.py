@@ -1,11 +1,13 @@
 """What a step costs under our ``DistributedOptimizer`` in a trial, against Horovod's own.
 
-One job of two ranks or more trains two copies of each model: one under Horovod's optimizer, one
-under ours with everything measured that a trial measures. Their steps alternate in pairs (which
-comes first is drawn by lot), so that both see the same machine. Each pair gives a ratio of elapsed
-times; the table shows the median ratio with its 95 % interval from order statistics. The aim is at
-most 1.01. The last column, the median difference of the training thread's processor time, tells the
-cost even on a busy machine.
+One job of two ranks or more trains three copies of each model: one under Horovod's optimizer, one
+under ours with everything measured that a trial measures, and, as a control, another under
+Horovod's. They take their steps in turns, in an order that is drawn by lot. Where a copy lies in
+memory changes its time for as long as it lives, so each block of rounds has new copies, made in an
+order that is drawn by lot. A block gives the ratios of ours and of the control to Horovod's, of
+median times; the table shows the medians of blocks with 95 % intervals from order statistics. The
+aim is at most 1.01. The last columns, the median differences of the training thread's processor
+time, tell the cost even on a busy machine.
 
     horovodrun -np 2 --gloo python benchmarks/optimizer_overhead.py --output overhead.csv
 """
@@ -16,7 +18,6 @@ import argparse
 import contextlib
 import csv
 import itertools
-import math
 import os
 import random
 import statistics
@@ -27,6 +28,7 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
+from median_interval import median_interval
 
 from hvd_autosync.runtime.install.hooks import install
 from hvd_autosync.search_space import Strategy, TrialSpec
@@ -41,23 +43,27 @@ ROWS = 16
 #: Elapsed and processor seconds.
 Seconds = tuple[float, float]
 horovods = hvd.DistributedOptimizer
+#: How each copy gets its optimizer.
+CONTENDERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "horovod": horovods,
+    "ours": lambda *args, **kwargs: hvd.DistributedOptimizer(*args, **kwargs),
+    "control": horovods,
+}
 horovods_backward = torch.autograd.backward
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table; times and ratios are medians."""
+    """One block of one model; times are medians of its rounds."""
 
     model: str
-    tensors: int
-    mib: float
-    pairs: int
-    horovod_ms: float
-    ours_ms: float
-    ratio: float
-    ratio_low: float
-    ratio_high: float
-    extra_cpu_us: float
+    block: int
+    rounds: int
+    horovod_s: float
+    ours_s: float
+    control_s: float
+    ours_extra_cpu_s: float
+    control_extra_cpu_s: float
 
 
 def start_measuring() -> None:
@@ -101,59 +107,82 @@ def make_step(
     return step
 
 
-def compare(model: str, pairs: int, warmup: int) -> Result:
+def compare(model: str, blocks: int, rounds: int, warmup: int) -> list[Result]:
     """Time one model; all ranks take the same course."""
-    sizes = MODELS[model]
-    theirs = make_step(horovods, sizes, f"horovods.{model}")
-    ours = make_step(hvd.DistributedOptimizer, sizes, f"ours.{model}")
     lots = random.Random(0)
-    seconds: list[tuple[Seconds, Seconds]] = []
-    for _ in range(warmup + pairs):
-        mine = ours() if lots.random() < 0.5 else None
-        with unwatched():
-            other = theirs()
-        seconds.append((other, mine or ours()))
-    seconds = seconds[warmup:]
-    ratios = sorted(our[0] / their[0] for their, our in seconds)
-    half = 0.98 * math.sqrt(pairs)  # 1.96 standard deviations of a binomial with p = 1/2
-    return Result(
-        model=model,
-        tensors=2 * (len(sizes) - 1),
-        mib=4 * sum(a * b + b for a, b in itertools.pairwise(sizes)) / 2**20,
-        pairs=pairs,
-        horovod_ms=1e3 * statistics.median(their[0] for their, _ in seconds),
-        ours_ms=1e3 * statistics.median(our[0] for _, our in seconds),
-        ratio=statistics.median(ratios),
-        ratio_low=ratios[max(int(pairs / 2 - half), 0)],
-        ratio_high=ratios[min(math.ceil(pairs / 2 + half), pairs - 1)],
-        extra_cpu_us=1e6 * statistics.median(our[1] - their[1] for their, our in seconds),
-    )
+    results: list[Result] = []
+    for block in range(blocks):
+        names = list(CONTENDERS)
+        lots.shuffle(names)
+        steps = {
+            name: make_step(CONTENDERS[name], MODELS[model], f"{name}.{model}") for name in names
+        }
+        seconds: dict[str, list[Seconds]] = {name: [] for name in CONTENDERS}
+        for _ in range(warmup + rounds):
+            lots.shuffle(names)
+            for name in names:
+                with contextlib.nullcontext() if name == "ours" else unwatched():
+                    seconds[name].append(steps[name]())
+        theirs, ours, control = (seconds[name][warmup:] for name in CONTENDERS)
+        results.append(
+            Result(
+                model,
+                block,
+                rounds,
+                *(statistics.median(s for s, _ in each) for each in (theirs, ours, control)),
+                *(
+                    statistics.median(c - t for (_, t), (_, c) in zip(theirs, each, strict=True))
+                    for each in (ours, control)
+                ),
+            )
+        )
+    return results
 
 
 def show(results: list[Result]) -> None:
     """Print the table."""
     print(
-        f"{'model':20} {'MiB':>6} {'Horovod ms':>11} {'ours ms':>9} {'ratio':>7}  "
-        f"{'95 % interval':16}  {'extra us of CPU':>15}"
+        f"{'model':18} {'Horovod ms':>10} {'ours ms':>8}  {'ours : Horovod':24}  "
+        f"{'control : Horovod':24}  {'extra us of CPU':>15} {'control':>8}"
     )
-    for r in results:
+    for model in dict.fromkeys(r.model for r in results):
+        own = [r for r in results if r.model == model]
+        theirs = statistics.median(r.horovod_s for r in own)
+        ours = statistics.median(r.ours_s for r in own)
+        ratios = (
+            "{:.3f} ({:.3f} .. {:.3f})".format(*median_interval(each))
+            for each in (
+                [r.ours_s / r.horovod_s for r in own],
+                [r.control_s / r.horovod_s for r in own],
+            )
+        )
+        extra = statistics.median(r.ours_extra_cpu_s for r in own)
+        control = statistics.median(r.control_extra_cpu_s for r in own)
+        columns = "  ".join(f"{each:24}" for each in ratios)
         print(
-            f"{r.model:20} {r.mib:6.1f} {r.horovod_ms:11.3f} {r.ours_ms:9.3f} {r.ratio:7.4f}  "
-            f"{r.ratio_low:.4f} .. {r.ratio_high:.4f}  {r.extra_cpu_us:15.1f}"
+            f"{model:18} {1e3 * theirs:10.3f} {1e3 * ours:8.3f}  {columns}  "
+            f"{1e6 * extra:15.0f} {1e6 * control:8.0f}"
         )
 
 
 def main() -> None:
     """Run the comparison on all ranks; rank 0 reports."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--pairs", type=int, default=600, help="pairs of steps per model")
-    parser.add_argument("--warmup", type=int, default=50, help="pairs that are not counted")
-    parser.add_argument("--output", type=Path, help="CSV file to write")
+    add = parser.add_argument
+    add("--blocks", type=int, default=30, help="each with new copies (default: %(default)s)")
+    add("--rounds", type=int, default=40, help="of steps in each block (default: %(default)s)")
+    # A trial does not count the first steps of an optimizer beside which others still step.
+    add("--warmup", type=int, default=40, help="rounds that do not count (default: %(default)s)")
+    add("--output", type=Path, help="CSV file to write")
     args = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
     start_measuring()
-    results = [compare(model, args.pairs, args.warmup) for model in MODELS]
+    results = [
+        result
+        for model in MODELS
+        for result in compare(model, args.blocks, args.rounds, args.warmup)
+    ]
     if hvd.rank() == 0:
         show(results)
         if args.output:

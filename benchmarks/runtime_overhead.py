@@ -16,7 +16,6 @@ train one copy each.
 from __future__ import annotations
 
 import csv
-import math
 import os
 import random
 import resource
@@ -25,6 +24,7 @@ import subprocess
 import sys
 
 from command_line import add_table, new_parser, open_table, own_part, parse
+from median_interval import median_interval
 from rich.console import Console
 from rich.table import Table
 
@@ -73,14 +73,10 @@ def work(
 
 def _ratio(steps: list[dict[str, str]], name: str) -> str:
     """The median of the blocks' ratios to Horovod's, with its interval."""
-    blocks = [
-        [r for r in steps if r["block"] == b] for b in dict.fromkeys(r["block"] for r in steps)
-    ]
-    ratios, count = sorted(_median(b, name) / _median(b, "horovod") for b in blocks), len(blocks)
-    half = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a binomial with p = 1/2
-    low = ratios[max(int(count / 2 - half), 0)]
-    high = ratios[min(math.ceil(count / 2 + half), count - 1)]
-    return f"{statistics.median(ratios):.3f} ({low:.3f} .. {high:.3f})"
+    numbers = dict.fromkeys(r["block"] for r in steps)
+    blocks = [[r for r in steps if r["block"] == number] for number in numbers]
+    ratios = (_median(block, name) / _median(block, "horovod") for block in blocks)
+    return "{:.3f} ({:.3f} .. {:.3f})".format(*median_interval(ratios))
 
 
 def _median(steps: list[dict[str, str]], name: str) -> float:
