@@ -106,8 +106,8 @@ class Columns:
     def replicated(self) -> BoolArray:
         """Whether replicas may differ, so that every rank has all parameters, shape ``(c,)``.
 
-        The rule is that of ``make_strategy_optimizer`` in
-        ``runtime/optimizer/strategy_optimizer.py``.
+        The rule is that of :attr:`SyncPlan.replicas_may_differ
+        <hvd_autosync.search_space.sync_plan.SyncPlan.replicas_may_differ>`.
         """
         asked = (self.words("protocol") != "bsp") & (self.numbers("sync_share") < 1)
         apart: BoolArray = (self.rounds() > 1) | asked | (self.words("stragglers") != "none")

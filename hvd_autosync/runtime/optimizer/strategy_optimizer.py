@@ -169,10 +169,7 @@ def _average(self: Any) -> None:
 
 
 def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
-    if current.live is not None and current.live.failed:
-        # Elastic Horovod restores before it begins again: until then all operations fail.
-        self._sync.start_over()
-    self._sync.method.before_loading()
+    self._sync.before_loading()
     _horovods_class.load_state_dict(self, *args, **kwargs)
 
 

@@ -129,6 +129,13 @@ class Synchronizer:
         self.method, self.plan = self._horovods, SyncPlan()
         self._progress, self._left = Progress(), {}
 
+    def before_loading(self) -> None:
+        """Prepare for states that the optimizer is about to load."""
+        if current.live is not None and current.live.failed:
+            # Elastic Horovod restores before it begins again: until then all operations fail.
+            self.start_over()
+        self.method.before_loading()
+
     def switch(self, plan: SyncPlan) -> None:
         """Synchronize by another plan from the next step on; a collective between two steps.
 
