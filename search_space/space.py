@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-#: Codecs whose result does not depend on which elements share a bucket.
-_CODECS_OF_ELEMENTS = ("none", "fp16", "bf16", "int8")
+#: Codecs that code each element by itself: the bucketing changes at most the order of additions.
+_CODECS_OF_ELEMENTS = ("none", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class SearchSpace:
     def lossy_part(self, strategy: Mapping[str, Value]) -> Strategy:
         """Return the part of ``strategy`` that determines the trained model.
 
-        These are all lossy knobs. With codecs that work on a whole bucket (top-k, PowerSGD, those
-        of extensions) the exchange knobs count, too, because they determine the buckets.
+        These are all lossy knobs. With codecs that code elements together (int8, top-k,
+        PowerSGD, those of extensions) the exchange knobs count, too: they determine the buckets.
 
         Raises:
             SpaceError: As of :meth:`complete`.

@@ -167,10 +167,10 @@ def test_strategies_of_one_lossy_part_are_equally_likely(codecs: SearchSpace) ->
 
 def test_what_trains_as_an_admitted_one_may_be_used(codecs: SearchSpace) -> None:
     """Also if its codec is "none" where an exchange switches that of the admitted one off."""
-    admitted = codecs.complete({"embedding_exchange": "rows", "large_codec": "int8"})
-    other = codecs.complete({"embedding_exchange": "allreduce", "large_codec": "int8"})
+    admitted = codecs.complete({"embedding_exchange": "rows", "large_codec": "fp16"})
+    other = codecs.complete({"embedding_exchange": "allreduce", "large_codec": "fp16"})
     assert codecs.lossy_part(admitted) == codecs.lossy_part(other)
-    coded = codecs.complete({**other, "embedding_codec": "int8"})
+    coded = codecs.complete({**other, "embedding_codec": "fp16"})
     for one, alike in ((admitted, other), (other, admitted)):
         closed = QualityConstraint(codecs, [one], [0.0], closed=True)
         assert closed.feasibility_probabilities([one, alike, coded]).tolist() == [1.0, 1.0, 0.0]
