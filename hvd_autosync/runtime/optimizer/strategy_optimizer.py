@@ -32,8 +32,6 @@ from hvd_autosync.search_space.horovod_settings import is_elastic
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
-#: What marks a gradient for Horovod's methods: it has arrived, and they have not sent it.
-_ARRIVED = (None, None)
 
 
 def make_strategy_optimizer(
@@ -121,8 +119,7 @@ def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor, *_: Any) 
     if parameter.grad is None:  # the pass has found none; to read it before is to access it
         return
     delay[parameter] -= 1
-    # Horovod's zero_grad checks these.
-    self._handles[parameter] = _ARRIVED
+    self._handles[parameter] = (None, None)  # arrived, not sent; Horovod's zero_grad checks it
     if delay[parameter] <= 0:
         method.on_gradient_ready(parameter)
 
@@ -131,8 +128,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     sync = self._sync
     # Only then the optimizer alone uses the reduced gradients; hooks and closures would too.
     self._in_step = self._should_synchronize and closure is None and not has_step_hooks(self)
-    if self._should_synchronize and _has_new_gradients(self):
-        sync.method.settle_skipped()  # its collectives must not run under a lock
+    if self._should_synchronize:
+        _settle_skipped(self)  # its collectives must not run under a lock
     try:
         result = sync.method.run_step(partial(_horovods_class.step, self, closure))
     finally:
@@ -143,20 +140,20 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 
 
 def _synchronize(self: Any) -> None:
-    sync = self._sync
-    fresh = _has_new_gradients(self)
-    if fresh:
-        sync.method.settle_skipped()
-    sync.method.on_synchronize(in_step=self._in_step, fresh=fresh)
+    fresh = _settle_skipped(self)
+    self._sync.method.on_synchronize(in_step=self._in_step, fresh=fresh)
     for parameter in self._allreduce_delay:
         self._allreduce_delay[parameter] = self.backward_passes_per_step
     self._handles.clear()
     self._synchronized = True
 
 
-def _has_new_gradients(self: Any) -> bool:
-    """Return whether there are gradients that were not synchronized yet."""
-    return bool(self._handles) or not self._synchronized
+def _settle_skipped(self: Any) -> bool:
+    """Count a skipped step if there are gradients of another one; return whether there are."""
+    fresh = bool(self._handles) or not self._synchronized
+    if fresh:
+        self._sync.method.settle_skipped()
+    return fresh
 
 
 def _method(self: Any) -> SyncMethod:
