@@ -1,6 +1,6 @@
 """What the runtime needs of its ranks: an interface.
 
-``over_horovod.py`` implements it for jobs, ``over_threads.py`` for tests.
+``over_horovod.py`` implements it for jobs, ``over_threads`` for tests.
 """
 
 from __future__ import annotations

@@ -104,5 +104,6 @@ def signals_wait() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for each in received:
-            signal.raise_signal(each)
+        with contextlib.ExitStack() as stack:  # all of them, also if a handler raises an exception
+            for each in reversed(received):
+                stack.callback(signal.raise_signal, each)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
@@ -25,6 +26,20 @@ def test_a_signal_is_handled_once_the_context_is_left(handled: list[int]) -> Non
     with signals_wait():
         signal.raise_signal(signal.SIGUSR1)
         assert not handled
+    assert handled == [signal.SIGUSR1]
+
+
+def test_a_handler_that_raises_keeps_no_other_signal_from_being_handled(handled: list[int]) -> None:
+    def fail(number: int, frame: FrameType | None) -> None:
+        raise RuntimeError("handled")
+
+    before = signal.signal(signal.SIGUSR2, fail)
+    try:
+        with pytest.raises(RuntimeError, match="handled"), signals_wait():
+            signal.raise_signal(signal.SIGUSR2)
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
     assert handled == [signal.SIGUSR1]
 
 
