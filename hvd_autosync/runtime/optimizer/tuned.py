@@ -107,17 +107,17 @@ def _look_up(query: dict[str, Any]) -> dict[str, Any]:
             timeout=_LIMIT_S,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError) as error:
+        found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigurationError(
             f"the best known strategy could not be looked up: {error}",
             hint="Run hvd-autosync traces list to see whether the store can be read.",
         ) from None
-    if not done.stdout:
+    if not found:
         print_line(
             "no strategy is known for this model on these hosts; tune it with horovodrun --autosync"
         )
         return {"knobs": {}}
-    found: dict[str, Any] = json.loads(done.stdout)
     if "message" in found:
         raise ConfigurationError(found["message"], hint=found["hint"])
     return found

@@ -1,10 +1,12 @@
 """Errors of the look-up of the best known strategy when the store cannot be used."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.optimizer import tuned
 from hvd_autosync.runtime.optimizer.tuned import _look_up
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.strategy_file import read_strategy
@@ -34,3 +36,10 @@ def test_nothing_known_is_no_error(store: Path, capfd: pytest.CaptureFixture[str
     TraceStore(store).close()
     assert read_strategy(_look_up(QUESTION)) == (Strategy(), {})
     assert "no strategy is known" in capfd.readouterr().err
+
+
+def test_what_is_no_answer_is_an_error_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a sitecustomize module that prints."""
+    monkeypatch.setattr(tuned, "_LOOK_UP", [sys.executable, "-c", "print('welcome')"])
+    with pytest.raises(ConfigurationError, match="could not be looked up"):
+        _look_up(QUESTION)
