@@ -15,6 +15,7 @@ from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, 
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.search_space.strategy_file import check_fits, check_model
+from hvd_autosync.study.candidate_selection import may_be_used
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.anonymous import NO_NAMES_HINT, is_anonymous
@@ -118,6 +119,9 @@ def why_not_admitted(study: StudyRecord, options: Options) -> str:
         return f"its lossy winner was judged in trials of {settings.quality_steps} steps"
     if any(verdict.admissible and not verdict.pairs for verdict in conclusion.verdicts):
         return "its lossy winner was admitted by the rule of an earlier version"
+    alike = study.space.lossy_part(conclusion.winner) == study.space.lossy_part(study.space.default)
+    if not alike and not may_be_used(study.space, conclusion.winner, conclusion.verdicts):
+        return "its lossy winner was admitted by the verdict on one that may train another model"
     return ""
 
 

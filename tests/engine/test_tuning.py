@@ -296,7 +296,8 @@ def test_a_lossy_winner_is_admitted_by_the_rule_of_now(
     study_id = store.create_study(job_key=key, command=(), settings=settings, versions={}).study_id
     space = SearchSpace((catalogue_knob("cycle_time_ms"), catalogue_knob("local_steps")))
     store.describe_task(study_id, TASK, space)
-    found = Conclusion(winner, "it won", "", 0.1).to_json()
+    verdict = Verdict(winner, Outcome.ADMITTED, 2.0, 1.99, 0.2, "", 0.1, 4, 4)
+    found = Conclusion(winner, "it won", "", 0.1, verdicts=(verdict,)).to_json()
     store.finish(study_id, StudyStatus.FINISHED, found, winner)
     known = store.study(study_id)
     assert why_again(known, known, options) == ""
@@ -325,6 +326,27 @@ def test_a_lossy_winner_that_was_admitted_without_pairs_is_judged_again(tmp_path
         store.describe_task(study_id, TASK, space)
         outcome = {**found, "verdicts": [stored]}
         store.finish(study_id, StudyStatus.FINISHED, outcome, winner)
+        known = store.study(study_id)
+        said = why_again(known, known, options)
+        assert again in said and bool(said) == bool(again)
+
+
+def test_a_lossy_winner_needs_a_verdict_on_its_own_buckets(tmp_path: Path) -> None:
+    """Earlier versions let a verdict on int8 hold for every bucketing."""
+    options = Options(store=str(tmp_path / "traces.db"))
+    store = TraceStore(options.store)
+    judged = Strategy({"large_codec": "int8"})
+    verdict = Verdict(judged, Outcome.ADMITTED, 2.0, 1.99, 0.2, "", 0.1, 4, 4)
+    names = ("buckets", "cycle_time_ms", "large_exchange", "large_codec")
+    space = SearchSpace(tuple(map(catalogue_knob, names)))
+    for knobs, again in (({"cycle_time_ms": 5.0}, ""), ({"buckets": 2}, "train another model")):
+        winner = Strategy({**judged, **knobs})
+        study_id = store.create_study(
+            job_key="k", command=(), settings=StudySettings().to_json(), versions={}
+        ).study_id
+        store.describe_task(study_id, TASK, space)
+        found = Conclusion(winner, "it won", "", 0.1, verdicts=(verdict,)).to_json()
+        store.finish(study_id, StudyStatus.FINISHED, found, winner)
         known = store.study(study_id)
         said = why_again(known, known, options)
         assert again in said and bool(said) == bool(again)
