@@ -15,23 +15,22 @@ import time
 from pathlib import Path
 
 from hvd_autosync.launch.stage import remove_stages
-from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, TRIAL_ID_VARIABLE
+from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.search_space.trial import TRAINING
 
-_DRIVER = f"{DRIVER_VARIABLE}=".encode()
 _PATIENCE_S = 5.0
 #: Horovod's launcher gives its processes five seconds to end (``safe_shell_exec.py``).
 _TERMINATE_S = 8.0
 
 
-def processes_of(trial_id: str, *, ranks_only: bool = False) -> list[int]:
+def processes_of(trial_id: str, *, launcher: int | None = None) -> list[int]:
     """Return the ids of a trial's running processes on this host, except this process.
 
     Args:
         trial_id: The trial's name.
-        ranks_only: Leave out launchers. They have no rank of the job, but may have one of a batch
-            system.
+        launcher: Id of the launcher, if only the ranks are wanted. It has no rank of the job, but
+            may have one of a batch system.
     """
     mark = f"{TRIAL_ID_VARIABLE}={trial_id}".encode()
     ranks = tuple(f"{name}=".encode() for name in RANK_VARIABLES)
@@ -42,8 +41,9 @@ def processes_of(trial_id: str, *, ranks_only: bool = False) -> list[int]:
             environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:  # ended, or another user's process
             continue
-        launcher = any(entry.startswith(_DRIVER) for entry in environment)
-        if ranks_only and (launcher or not any(e.startswith(ranks) for e in environment)):
+        if launcher is not None and (
+            pid == launcher or not any(entry.startswith(ranks) for entry in environment)
+        ):
             continue
         if mark in environment and pid != os.getpid() and not _is_zombie(folder):
             found.append(pid)
@@ -95,7 +95,7 @@ def end_launch(process: subprocess.Popen[bytes], trial_id: str) -> None:
     """
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
-        sweep(trial_id, ranks_only=True)
+        sweep(trial_id, launcher=process.pid)
         try:
             process.wait(_TERMINATE_S)
         except subprocess.TimeoutExpired:
@@ -104,25 +104,25 @@ def end_launch(process: subprocess.Popen[bytes], trial_id: str) -> None:
     process.wait()
 
 
-def sweep(trial_id: str, *, ranks_only: bool = False) -> int:
+def sweep(trial_id: str, *, launcher: int | None = None) -> int:
     """Kill a trial's left-over processes on this host and wait for their end.
 
     Args:
         trial_id: The trial's name.
-        ranks_only: Spare launchers, which have no rank.
+        launcher: Id of the launcher, if only the ranks are killed.
 
     Returns:
         The number of processes that were found.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + _PATIENCE_S
-    while (alive := processes_of(trial_id, ranks_only=ranks_only)) and time.monotonic() < deadline:
+    while (alive := processes_of(trial_id, launcher=launcher)) and time.monotonic() < deadline:
         for pid in alive:
             killed.add(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    if not ranks_only:
+    if launcher is None:
         remove_stages(trial_id)
     return len(killed)
 

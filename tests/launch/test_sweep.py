@@ -1,11 +1,14 @@
 """Processes of a trial are found, whatever they are called."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from hvd_autosync.launch.sweep import _runs_in, processes_of
+import pytest
+
+from hvd_autosync.launch.sweep import _runs_in, end_launch, processes_of
 from hvd_autosync.search_space.trial import TRAINING
 
 _CODE = """
@@ -42,3 +45,29 @@ def test_a_training_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == b"\n"
         assert _runs_in(str(tmp_path.resolve())) is waits
         process.communicate()
+
+
+_LAUNCHER = """
+import signal, subprocess, sys
+command = ["sh", "-c", "trap '' TERM; echo; exec sleep 60"]
+rank = subprocess.Popen(command, stdout=subprocess.PIPE)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(-rank.wait()))
+rank.stdout.readline()
+print(flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("variable", ["PMIX_RANK", "OMPI_COMM_WORLD_RANK"])
+def test_a_launcher_in_a_batch_systems_shell_ends_after_its_ranks(variable: str) -> None:
+    """Like ``mpirun``, which inherits the rank of that shell."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCHER],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"HVD_AUTOSYNC_TRIAL_ID": "test-launcher", variable: "0"},
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"\n"
+    end_launch(process, "test-launcher")
+    assert process.returncode == signal.SIGKILL, "the status by which it says how its rank ended"
+    assert processes_of("test-launcher") == []
