@@ -40,6 +40,7 @@ MODELS = {
     "4 large tensors": [1024, 1024, 1024],
 }
 ROWS = 16
+USAGE = "horovodrun -np 2 --gloo python benchmarks/optimizer_overhead.py"
 #: Elapsed and processor seconds.
 Seconds = tuple[float, float]
 horovods = hvd.DistributedOptimizer
@@ -176,6 +177,8 @@ def main() -> None:
     add("--output", type=Path, help="CSV file to write")
     args = parser.parse_args()
     hvd.init()
+    if hvd.size() == 1:
+        parser.error(f"a single rank exchanges nothing; run it as {USAGE}")
     torch.set_num_threads(1)
     start_measuring()
     results = [
