@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
@@ -38,15 +39,26 @@ def step_times(
 
 
 def lost_strategies(
-    space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
-) -> Iterator[str | Padding]:
-    """Yield the best strategies that lost, each followed by its evidence and the reason."""
+    space: SearchSpace,
+    trials: Sequence[TrialRecord],
+    conclusion: Conclusion,
+    how_to_list: Iterable[RenderableType],
+) -> Iterator[RenderableType]:
+    """Yield the best strategies that lost, each followed by its evidence and the reason.
+
+    Args:
+        space: The space of the study.
+        trials: All of its trials.
+        conclusion: Its conclusion.
+        how_to_list: Follows where more have lost than are shown.
+    """
     found = runner_ups(space, trials, conclusion)
     for each in found[:_SHOWN]:
         yield space.describe(each.strategy)
         yield _below(_evidence(each))
     if len(found) > _SHOWN:
-        yield f"and {len(found) - _SHOWN} more: see hvd-autosync traces show"
+        yield f"and {len(found) - _SHOWN} more"
+        yield from how_to_list
 
 
 def _evidence(lost: RunnerUp) -> str:

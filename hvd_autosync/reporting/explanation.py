@@ -96,7 +96,8 @@ def explain(store: TraceStore, study_id: str, store_option: str | None = "") -> 
         if conclusion.winner != study.space.default:
             effects = knob_table(problem_of(store, study, trials), trials, conclusion.winner)
             yield Section("Effect of each knob", (effects,))
-        if lost := list(lost_strategies(study.space, trials, conclusion)):
+        listing = _list_trials(study.study_id, store_option)
+        if lost := list(lost_strategies(study.space, trials, conclusion, listing)):
             yield Section("Other strategies", tuple(lost))
         if conclusion.verdicts:
             lines = quality_lines(study.space, trials, conclusion)
@@ -114,12 +115,30 @@ def explain(store: TraceStore, study_id: str, store_option: str | None = "") -> 
 def _take_row(study_id: str, store_option: str | None) -> Iterator[RenderableType]:
     """Return how to write one of the judged strategies to a file."""
     front = "For a strategy on the Pareto front, no other one is both as fast and as good."
+    what = f"{front} To write one of these strategies to a file"
+    return _command(what, _take(study_id, "ROW", store_option or ""), store_option)
+
+
+def _list_trials(study_id: str, store_option: str | None) -> Iterator[RenderableType]:
+    """Return how to list every trial of a study."""
+    line = f"hvd-autosync traces show {study_id}{store_option or ''}"
+    return _command("To list every trial", line, store_option)
+
+
+def _command(what: str, line: str, store_option: str | None) -> Iterator[RenderableType]:
+    """Yield what a command does, and the lines to be copied.
+
+    Args:
+        what: The beginning of a sentence.
+        line: The command, with the option for the store.
+        store_option: As of :func:`explain`.
+    """
     if store_option is None:
-        yield f"{front} To write one of these strategies to a file, import this trace file first:"
+        yield f"{what}, import this trace file first:"
         yield Verbatim("hvd-autosync traces import FILE")
     else:
-        yield f"{front} To write one of these strategies to a file:"
-    yield Verbatim(_take(study_id, "ROW", store_option or ""))
+        yield f"{what}:"
+    yield Verbatim(line)
 
 
 def _take(study_id: str, which: str, store_option: str) -> str:

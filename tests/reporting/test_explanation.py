@@ -18,10 +18,12 @@ from hvd_autosync.search_space import TrialStatus, build_space, restrict_space
 from hvd_autosync.traces import Fallback, StudyRecord, StudyStatus, TraceStore, import_autotune_log
 
 
-def shown(store: TraceStore, study_id: str = "last", width: int = 120) -> str:
+def shown(
+    store: TraceStore, study_id: str = "last", width: int = 120, option: str | None = ""
+) -> str:
     console = Console(width=width, markup=False, highlight=False)
     with console.capture() as captured:
-        for section in explain(store, study_id):
+        for section in explain(store, study_id, option):
             console.print(section, crop=False)
     return captured.get()
 
@@ -95,6 +97,33 @@ def test_lines_to_be_copied_are_never_cut(store: TraceStore, finished: StudyReco
     lines = shown(store, width=60).splitlines()
     (line,) = (each for each in lines if each.startswith("hvd-autosync run"))
     assert line.endswith("-np 4 -H a:2,b:2 python train.py --token '***'")
+
+
+@pytest.mark.parametrize(
+    ("option", "lines"),
+    [
+        ("", ["To list every trial:", "hvd-autosync traces show {}"]),
+        (" --store a.db", ["To list every trial:", "hvd-autosync traces show {} --store a.db"]),
+        (
+            None,
+            [
+                "To list every trial, import this trace file first:",
+                "hvd-autosync traces import FILE",
+                "hvd-autosync traces show {}",
+            ],
+        ),
+    ],
+)
+def test_how_to_list_the_strategies_that_are_not_shown(
+    option: str | None, lines: list[str], store: TraceStore, author: Any
+) -> None:
+    author.explore()
+    for number in range(4):
+        author.trial("model", {"cycle_time_ms": 30.0 + number})
+    author.confirm()
+    others = section(shown(store, option=option), "Other strategies").splitlines()
+    expected = ["and 2 more", *(line.format(author.study_id) for line in lines)]
+    assert [line.strip() for line in others[-len(expected) :]] == expected
 
 
 def test_no_gain_comes_first_and_the_job_stays_as_it_is(

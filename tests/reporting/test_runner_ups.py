@@ -130,9 +130,9 @@ def test_five_are_shown_and_the_rest_counted(author: Any) -> None:
     for number in range(4):
         author.trial("model", {"cycle_time_ms": 30.0 + number}, status=TrialStatus.ENDED_EARLY)
     author.confirm()
-    shown = list(lost_strategies(author.space, author.study.history, author.study.conclusion))
-    assert len(shown) == 5 * 2 + 1
-    assert str(shown[-1]).startswith("and 2 more")
+    study = author.study
+    shown = list(lost_strategies(author.space, study.history, study.conclusion, ["here"]))
+    assert shown[5 * 2 :] == ["and 2 more", "here"]
 
 
 def test_a_study_of_the_default_alone_has_no_runner_ups(author: Any) -> None:
