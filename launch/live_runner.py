@@ -283,6 +283,7 @@ class LiveRunner:
         began = looked = time.monotonic()
         silent_s = 0.0
         steps, total = 0, spec.warmup_steps + spec.measured_steps
+        kinds = ("begun", "postponed", "step", "alive", "result")
         silence_s = max(limits.silence_s, _LEAST_SILENCE_S)
         if self._is_untouched(spec.strategy) or _is_horovods(spec.strategy):
             silence_s = math.inf
@@ -298,8 +299,9 @@ class LiveRunner:
                 self._kill(f"no step for {silence_s:.0f} s")
 
         while True:
-            message = self._training.wait("begun", "step", "alive", "result", waiting=report)
-            self._begun_trial = self._begun_trial or message["type"] == "begun"
+            message = self._training.wait(*kinds, waiting=report)
+            if message["type"] in ("begun", "postponed"):
+                self._begun_trial = message["type"] == "begun"
             if message["type"] == "result":
                 return TrialResult.from_json(message["result"])
             steps = message.get("steps", steps)

@@ -229,6 +229,21 @@ def test_a_rank_that_dies_before_the_trial_begins_is_not_its_result(rank: Rank) 
     assert not runner.lost
 
 
+def test_a_rank_that_dies_while_a_trial_is_postponed_is_not_its_result(rank: Rank) -> None:
+    """The training is still under the strategy before."""
+
+    def postpone(_: dict[str, Any]) -> None:
+        rank.say({"type": "begun"})
+        rank.say({"type": "postponed"})
+        rank.die()
+
+    rank.answer(postpone)
+    runner = LiveRunner(rank.training)
+    with pytest.raises(TrainingLost):
+        run(runner)
+    assert not runner.lost
+
+
 @pytest.mark.parametrize("late_s", [0.0, 0.3])
 def test_a_rank_that_is_stopped_in_a_trial_is_no_result(
     rank: Rank, late_s: float, monkeypatch: pytest.MonkeyPatch

@@ -303,6 +303,7 @@ class LiveTuning(JoinHook):
         except NotNowError as error:  # on all ranks
             self._postponed, self._busy = message, f"after each step {error.message}"
             self.vanished.trial_ends(measured=False)
+            self._send(lambda: {"type": "postponed"})
         else:
             self._postponed, self._busy = None, ""
 

@@ -473,7 +473,7 @@ def test_where_operations_are_always_under_way_tuning_ends(
     helper = Helper(trial(FAST))
     train(attached, helper, lambda _: [4000])
     assert not attached.by_rank
-    assert {m["type"] for m in helper.sent} == {"begin", "begun", "refused"}
+    assert {m["type"] for m in helper.sent} == {"begin", "begun", "postponed", "refused"}
     assert "after each step not now: 1 operations" in capsys.readouterr().err
 
 
@@ -484,6 +484,9 @@ def test_operations_that_end_are_waited_for(attached: Attached) -> None:
     ((step, _),) = attached.by_rank[0]
     assert step >= 70
     assert [result.status for result in helper.results()] == [TrialStatus.COMPLETED]
+    kinds = [m["type"] for m in helper.sent if m["type"] != "step"]
+    assert kinds.count("begun") == kinds.count("postponed") + 1 > 1
+    assert kinds[-3:] == ["postponed", "begun", "result"]
 
 
 class Left(Exception):
