@@ -192,8 +192,9 @@ def run_training(
         # Horovod's launcher may lose the status of a rank that it ends: two of its threads wait for
         # it (``terminate_executor_shell_and_children`` in horovod/runner/common/util/
         # safe_shell_exec.py), and the one that comes second takes it for 0. A script that handles
-        # the signal ends by itself.
-        if number and not status and spec and folder and not Path(folder, ENDED_FILE).exists():
+        # the signal ends by itself, but without a specification no rank of it says so.
+        by_itself = bool(folder) and Path(folder, ENDED_FILE).exists()
+        if number and not status and not by_itself:
             status = 128 + number
         outcome = RunReport.read(folder) if recurring and folder else None
         return RunOutcome(status, _drift(folder), outcome, bool(number))

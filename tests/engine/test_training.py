@@ -136,11 +136,18 @@ def await_true(condition: Callable[[], bool], limit_s: float) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(("by_itself", "expected"), [(False, 143), (True, 0)])
+@pytest.mark.parametrize(
+    ("strategy", "by_itself", "expected"),
+    [({"buckets": 2}, False, 143), ({"buckets": 2}, True, 0), ({}, False, 143)],
+    ids=["ended", "handled", "nothing of ours"],
+)
 def test_a_status_that_horovods_launcher_has_lost(
-    monkeypatch: pytest.MonkeyPatch, by_itself: bool, expected: int
+    monkeypatch: pytest.MonkeyPatch, strategy: dict[str, int], by_itself: bool, expected: int
 ) -> None:
-    """The training of ranks that a signal ended did not succeed; one that handled it did."""
+    """The training of ranks that a signal ended did not succeed; one that handled it did.
+
+    Ranks with nothing of ours to do cannot tell which of the two it was.
+    """
     folders = []
     spec_of = training._worker_spec
 
@@ -156,7 +163,7 @@ def test_a_status_that_horovods_launcher_has_lost(
     monkeypatch.setattr(training, "_worker_spec", spec)
     monkeypatch.setattr(training, "_run", run)
     job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),), "gloo")
-    ended = run_training(job, Strategy({"buckets": 2}))
+    ended = run_training(job, Strategy(strategy))
     assert (ended.status, ended.stopped) == (expected, True)
 
 
