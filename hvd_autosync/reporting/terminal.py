@@ -43,9 +43,13 @@ class TerminalProgress:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        console = PrintableConsole(stream)
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+        self._console = PrintableConsole(stream)
         self._tuning = TuningProgress()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Begin an empty drawing, below the one of a study before."""
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
         self._table: RenderableType = ""
         self._drawn_at = -math.inf
         self._phase = ""
@@ -55,9 +59,11 @@ class TerminalProgress:
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
+        self.close()
+        self._clear()
         self._tuning.start(study)
         if resumed:
-            self._live.console.print(
+            self._console.print(
                 f"study {study.study_id} resumes after {len(self._tuning.ended)} trials"
             )
         atexit.register(self.close)
@@ -110,7 +116,7 @@ class TerminalProgress:
 
     def on_notice(self, text: str) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`; printed above the live display."""
-        self._live.console.print(f"hvd-autosync: {text}")
+        self._console.print(f"hvd-autosync: {text}")
 
     def close(self) -> None:
         """Keep the last drawing and restore the terminal."""

@@ -39,6 +39,7 @@ _TABLE = (
 )
 _CELL = "padding:.1em .8em .1em .4em;text-align:{align};white-space:nowrap"
 _DIM = "opacity:.65"
+_RESUME = "run the same call again to resume"
 
 
 class StopRequested(KeyboardInterrupt):
@@ -67,7 +68,7 @@ class WidgetProgress:
         self._tuning = TuningProgress()
         self._drawn_at = -math.inf
         self._stopped = self._ended = False
-        self._resume = "run the same call again to resume"
+        self._resume = _RESUME
         self._title = ""
         self._head = ipywidgets.HTML()
         self._bar = ipywidgets.FloatProgress(
@@ -106,8 +107,11 @@ class WidgetProgress:
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.start(study)
-        if study.settings.mode == "live":
-            self._resume = f"the training goes on; {RESUME_LIVE}"
+        self._drawn_at, self._ended = -math.inf, False
+        self._bar.value, self._bar.bar_style = 0.0, ""
+        self._activity.value = self._best.value = ""
+        live = study.settings.mode == "live"
+        self._resume = f"the training goes on; {RESUME_LIVE}" if live else _RESUME
         self._title = self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
         self._trials.value = trials_html(self._tuning.ended)
         if resumed:

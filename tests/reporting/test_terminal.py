@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -171,3 +171,19 @@ def test_the_table_has_the_default_the_best_and_the_last(author: Any) -> None:
         console.print(trials_so_far(standing.ended))
     numbers = [int(line.split()[0]) for line in captured.get().splitlines()[1:]]
     assert numbers == [0, 1, 4, 5, 10, 11, 12, 13]
+
+
+def test_a_second_study_is_drawn_below_the_first_without_its_trials(
+    terminal: Terminal, author: Any, new_author: Callable[..., Any]
+) -> None:
+    display = TerminalProgress(terminal.stream)
+    author.play(display)
+    second = new_author().study
+    display.on_study_start(second, resumed=False)
+    display.on_links_progress(second, TrialProgress("measuring", 0, 0, 3.0))
+    display.close()
+    output = terminal.output()
+    between, drawn, after = output[output.rindex("all 20 trials") :].partition("measuring links")
+    assert drawn, "at once"
+    assert "\x1b[1A" not in between, "the summary of the first study stays"
+    assert "sobol" not in plain(after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -82,3 +83,22 @@ def test_stop_after_the_last_trial_leaves_the_result(author: Any, finished: Stud
     assert widget._activity.value == shown and conclusion.stopped in shown
     assert widget._bar.bar_style == "success"
     assert widget._stop.disabled and widget._stop.description == "Stop"
+
+
+def test_a_second_study_shows_nothing_of_the_first(
+    author: Any, new_author: Callable[..., Any]
+) -> None:
+    widget = WidgetProgress()
+    author.play(widget)
+    shown = (widget._bar, widget._activity, widget._best, widget._trials)
+    assert all(part.value for part in shown) and widget._bar.bar_style == "success"
+    second = new_author().study
+    widget.on_study_start(second, resumed=False)
+    assert not any(part.value for part in shown) and not widget._bar.bar_style
+    widget.on_links_progress(second, PROGRESS)
+    assert widget._activity.value == "measuring links, 3 s", "at once"
+    widget._stop.click()
+    with pytest.raises(StopRequested):
+        widget.on_ask_start(second)
+    widget.close()
+    assert widget._activity.value == "stopped; run the same call again to resume"
