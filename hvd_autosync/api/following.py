@@ -11,7 +11,7 @@ from hvd_autosync.api.training import Training
 from hvd_autosync.engine.tuning import Listener
 from hvd_autosync.errors import LiveTuningError
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.reporting.words import RESUME_LIVE
+from hvd_autosync.reporting.words import again_live_text
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
@@ -44,6 +44,7 @@ class Follower:
     Args:
         store: The store of its study.
         listener: Receives the events.
+        again: What the same call does where its tuning has ended early.
         sleep: Waits for some seconds.
 
     Attributes:
@@ -51,11 +52,16 @@ class Follower:
     """
 
     def __init__(
-        self, store: TraceStore, listener: Listener, sleep: Callable[[float], object] = time.sleep
+        self,
+        store: TraceStore,
+        listener: Listener,
+        again: str,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.study: FollowedStudy | None = None
         self._store = store
         self._listener = listener
+        self._again = again
         self._sleep = sleep
         self._since = timestamp()
         self._began_at = time.monotonic()
@@ -83,7 +89,7 @@ class Follower:
                     raise _without_study(training, ended)
                 if status and not ended:
                     raise _failed(training, f"in its tuning, study {study.study_id}")
-                self._listener.on_notice(_unfinished(status, ended))
+                self._listener.on_notice(_unfinished(status, ended, self._again))
                 return study.record
             if study is None:
                 self._listener.on_wait(time.monotonic() - self._began_at)
@@ -148,12 +154,12 @@ class Follower:
                 self._listener.on_trial_progress(study, trial, progress)
 
 
-def _unfinished(status: int | None, ended: str) -> str:
+def _unfinished(status: int | None, ended: str, again: str) -> str:
     """Return what is said of a tuning that has ended without a result."""
     if status is None:
-        return f"{ended}; the training goes on; {RESUME_LIVE}"
+        return f"{ended}; the training goes on; {again_live_text(again)}"
     why = f" ({ended})" if ended else ""
-    return f"the training has ended before its tuning{why}; the same call resumes that"
+    return f"the training has ended before its tuning{why}; run the same call again to {again}"
 
 
 def _without_study(training: Training, ended: str) -> LiveTuningError:

@@ -14,7 +14,7 @@ from hvd_autosync.engine.tuning import Listener
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.signals import signals_deferred
-from hvd_autosync.reporting.words import RESUME_LIVE
+from hvd_autosync.reporting.words import again_live_text
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 
@@ -42,7 +42,7 @@ def tune_live(job: Job, options: Options, listener: Listener) -> tuple[StudyReco
     elif options.allow and not why_kept(judged):
         known = live_study(job, options, judged) or judged
     store = TraceStore(options.store)
-    follower = Follower(store, listener)
+    follower = Follower(store, listener, options.again)
     training = Training(job, options, known.study_id if known else "")
     try:
         listener.on_notice(f"the training starts; what it prints goes to {training.output}")
@@ -58,20 +58,27 @@ def tune_live(job: Job, options: Options, listener: Listener) -> tuple[StudyReco
             training.stop()
             raise
         with signals_deferred():  # a second interrupt
-            _leave(study, training, listener)
+            _leave(study, training, listener, options.again)
         if isinstance(error, KeyboardInterrupt):
             return study.record, training
         raise
 
 
-def _leave(study: AskTellStudy, training: Training, listener: Listener) -> None:
-    """Let a training that is not followed any more go on, and its tuning end."""
+def _leave(study: AskTellStudy, training: Training, listener: Listener, again: str) -> None:
+    """Let a training that is not followed any more go on, and its tuning end.
+
+    Args:
+        study: Its study.
+        training: The training.
+        listener: Receives a notice.
+        again: What the same call does then.
+    """
     if training.status is not None or study.record.status is StudyStatus.FINISHED:
         return
     training.end_tuning()
     listener.on_notice(
         "the tuning ends once its running trial has ended; the training goes on, as "
-        f"hvd_autosync.Study.load({study.study_id!r}).training; {RESUME_LIVE}"
+        f"hvd_autosync.Study.load({study.study_id!r}).training; {again_live_text(again)}"
     )
 
 

@@ -68,7 +68,7 @@ def tune(
         kwargs: Keyword arguments of the function.
         on_trial_end: Called after each trial with the study so far and the trial's record, for
             TensorBoard, MLflow and the like. An exception in it ends the tuning, not a live
-            training; the next call resumes it.
+            training; the next call resumes it, unless ``reuse`` is ``"never"``.
         mode: ``"launched"``: each trial repeats the beginning of the script. ``"live"``: as above.
         settings: The options of ``--autosync`` without that prefix: ``trials``, ``minutes``,
             ``steps``, ``warmup``, ``allow``, ``space``, ``store``, ``reuse``, ``transfer``,
@@ -76,8 +76,9 @@ def tune(
             ``loss_tolerance``, ``goal``, ``keep_trial_files`` (docs/flag.md).
 
     Returns:
-        The finished study; after Stop the study so far, which the next call resumes. A live
-        training goes on after Stop, too, under the best confirmed strategy.
+        The finished study; after Stop the study so far, which the next call resumes, unless
+        ``reuse`` is ``"never"``. A live training goes on after Stop, too, under the best confirmed
+        strategy.
 
     Raises:
         ConfigurationError: An argument is invalid; nothing was launched.
@@ -111,7 +112,7 @@ def tune(
     store = TraceStore(chosen.store)
     training = None
     try:
-        with closing(_progress()) as progress:
+        with closing(_progress(chosen)) as progress:
             listener = _CallbackListener(progress, on_trial_end)
             if mode == "live":
                 record, training = tune_live(job, chosen, listener)
@@ -211,11 +212,11 @@ def _job(
     return job, chosen
 
 
-def _progress() -> GuardedProgress:
+def _progress(options: Options) -> GuardedProgress:
     """Return the progress display: a widget in a notebook, else as for the flag."""
     if _in_notebook():
         try:
-            return GuardedProgress(WidgetProgress(), sys.stderr)
+            return GuardedProgress(WidgetProgress(options.again), sys.stderr)
         except ImportError as missing:
             print(
                 f"hvd-autosync: no progress widget, as {missing.name} is not installed: "

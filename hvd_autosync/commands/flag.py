@@ -29,6 +29,10 @@ from hvd_autosync.util.streams import unwritable_output
 _PREFIX = "hvd-autosync"
 
 
+class _Stopped(KeyboardInterrupt):
+    """Ctrl-C; its text says what the same command does then."""
+
+
 def extend_launcher() -> None:
     """Add ``--autosync`` to ``horovod.runner.launch``."""
     extend_parser()
@@ -60,9 +64,10 @@ def guarded(action: Callable[[], int]) -> int:
             raise
         print(f"{_PREFIX}: error: {said}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the cleanup is done
-        print(f"{_PREFIX}: stopped; run the same command again to resume", file=sys.stderr)
+        again = f"; run the same command again to {stop}" if isinstance(stop, _Stopped) else ""
+        print(f"{_PREFIX}: stopped{again}", file=sys.stderr)
         return 130
 
 
@@ -78,6 +83,13 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """
     start_driver_log()
     job, options = read_job(arguments, words)
+    try:
+        return _tune_or_train(job, options)
+    except KeyboardInterrupt as stop:
+        raise _Stopped(options.again) from stop
+
+
+def _tune_or_train(job: Job, options: Options) -> int:
     check_command(job)
     if not options.dry_run:
         revert_lost_trials(lambda line: print(f"{_PREFIX}: {printable(line)}", file=sys.stderr))

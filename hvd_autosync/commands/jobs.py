@@ -48,7 +48,7 @@ def tune(words: _WordsArgument = None) -> None:
 
     Exit status: 0 if the tuning ended, also without a gain; the job's own status if it fails
     under the default strategy; 1 if the store cannot be used; 2 if the line is invalid; 130 after
-    Ctrl-C (run the same line again to resume).
+    Ctrl-C (run the same line again to resume, unless with --autosync-reuse never).
     """
     from hvd_autosync.commands.flag import tune_command
 

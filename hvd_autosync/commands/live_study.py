@@ -44,7 +44,6 @@ _LONGEST_S = 20.0
 _LONGEST_ELASTIC_S, _LET_GO_S = 1.0, 1.0
 #: The message of this process to itself that the learner's libraries are loaded.
 _LOADED = "loaded"
-_RESUMED = "the training ended before its tuning; the next run of this job resumes it"
 
 
 def main() -> None:
@@ -92,11 +91,13 @@ class _Study:
     Attributes:
         begun: Whether there is one in the store.
         answer: What it has found, once it is concluded; empty before.
+        resumes: What is said of the next run if the study does not end; empty: nothing.
         let_go: Lets other processes claim it.
     """
 
     begun: bool = False
     answer: str = ""
+    resumes: str = ""
     let_go: Callable[[], None] = lambda: None
 
 
@@ -111,6 +112,8 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
     from hvd_autosync.engine.live_job import live_job, live_options
 
     options = live_options()
+    if options.reuse != "never":
+        reached.resumes = "; the next run of this job resumes it"
     # They take seconds to load: meanwhile the script prepares its training, which may end.
     loading.start()
     received: dict[str, dict[str, Any]] = {}
@@ -131,8 +134,7 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
                 _say(line)
 
     def on_end(study: AskTellStudy, earlier: StudyRecord | None) -> None:
-        resumes = "" if options.reuse == "never" else "; the next run of this job resumes it"
-        reached.answer = f"{ended_line(study, earlier)}{resumes}"
+        reached.answer = f"{ended_line(study, earlier)}{reached.resumes}"
         _say(reached.answer)
         leave_note(TUNING_ENDED_NOTE, reached.answer)
 
@@ -183,7 +185,7 @@ def _last_line(training: Training, study: _Study, end: LiveTuningError) -> str:
         # Before the study the job's own messages say more.
         return end.message if study.begun or isinstance(end, TrainingHung) else ""
     if isinstance(end, TrainingLost) or training.results:
-        return _RESUMED if study.begun else ""
+        return f"the training ended before its tuning{study.resumes}" if study.begun else ""
     if not training.steps:
         return (
             "nothing was tuned: all ranks together made no step of an optimizer that "

@@ -134,8 +134,8 @@ def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
     answer = ended_line(study)
     _say(answer)
     status = train_fixed(job, options, record, answer)
-    what = "tune from scratch" if options.reuse == "never" else "resume tuning"
-    _say(f"{closing_lines(record, options.store)[1]}; run the same command again to {what}")
+    trace = closing_lines(record, options.store)[1]
+    _say(f"{trace}; run the same command again to {options.again}")
     return status
 
 

@@ -253,6 +253,11 @@ class Options:
         "Seed of the tuner's random choices, below 2**32.",
     )
 
+    @property
+    def again(self) -> str:
+        """What the same command or call does after a tuning that was ended early."""
+        return "tune from scratch" if self.reuse == "never" else "resume tuning"
+
 
 #: Options that imply ``--autosync``.
 IMPLY = frozenset(("strategy", "replay"))

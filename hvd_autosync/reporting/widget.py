@@ -15,7 +15,7 @@ from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress, best_first
 from hvd_autosync.reporting.words import (
-    RESUME_LIVE,
+    again_live_text,
     forecast_text,
     span_text,
     speedup_text,
@@ -39,7 +39,6 @@ _TABLE = (
 )
 _CELL = "padding:.1em .8em .1em .4em;text-align:{align};white-space:nowrap"
 _DIM = "opacity:.65"
-_RESUME = "run the same call again to resume"
 
 
 class StopRequested(KeyboardInterrupt):
@@ -57,18 +56,22 @@ class StopRequested(KeyboardInterrupt):
 class WidgetProgress:
     """Shows the progress of a tuning below the running cell.
 
+    Args:
+        again: What the same call does after Stop, as ``Options.again``.
+
     Raises:
         ImportError: ``ipywidgets`` is not installed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, again: str = "resume tuning") -> None:
         import ipywidgets
         from IPython.display import display
 
         self._tuning = TuningProgress()
         self._drawn_at = -math.inf
         self._stopped = self._ended = False
-        self._resume = _RESUME
+        self._again = again
+        self._mode = "launched"
         self._title = ""
         self._head = ipywidgets.HTML()
         self._bar = ipywidgets.FloatProgress(
@@ -110,8 +113,7 @@ class WidgetProgress:
         self._drawn_at, self._ended = -math.inf, False
         self._bar.value, self._bar.bar_style = 0.0, ""
         self._activity.value = self._best.value = ""
-        live = study.settings.mode == "live"
-        self._resume = f"the training goes on; {RESUME_LIVE}" if live else _RESUME
+        self._mode = study.settings.mode
         self._title = self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
         self._trials.value = trials_html(self._tuning.ended)
         if resumed:
@@ -172,7 +174,10 @@ class WidgetProgress:
             self._bar.bar_style = "warning"
             self._stop.description = "Stopped"
             self._head.value = self._title
-            self._activity.value = f"stopped; {self._resume}"
+            hint = f"run the same call again to {self._again}"
+            if self._mode == "live":
+                hint = f"the training goes on; {again_live_text(self._again)}"
+            self._activity.value = f"stopped; {hint}"
 
     def _pressed(self, button: ipywidgets.Button) -> None:
         self._stopped = True

@@ -20,8 +20,15 @@ LEVEL = f"{CONFIDENCE * 100:.0f} %"
 STANDARD_ERRORS = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 #: Share of a mean below which a half-width is printed as 0.
 _NEGLIGIBLE = 1e-6
-#: How the tuning of a training is resumed that goes on without it.
-RESUME_LIVE = "to resume the tuning: study.training.stop(), then the same call"
+
+
+def again_live_text(again: str) -> str:
+    """Return how a training is tuned again that goes on without its tuning.
+
+    Args:
+        again: As ``Options.again``.
+    """
+    return f"to {again}: study.training.stop(), then the same call"
 
 
 def seconds_text(seconds: float) -> str:

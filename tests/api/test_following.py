@@ -113,7 +113,7 @@ def follow(
     def sleep(_: float) -> None:
         left.pop(0)(training)
 
-    return Follower(training.store, events, sleep=sleep), training, events
+    return Follower(training.store, events, "resume tuning", sleep), training, events
 
 
 def test_what_happens_in_the_store_is_told_in_order(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_tuning_that_ends_without_its_training_is_told(
     assert record.study_id == tuned.study_id and record.status is StudyStatus.RUNNING
     (said,) = events.notices
     assert why in said
-    assert ("the training goes on; to resume the tuning: study.training.stop()" in said) is (
+    assert ("the training goes on; to resume tuning: study.training.stop()" in said) is (
         status is None
     )
 
@@ -265,7 +265,7 @@ def test_a_training_that_ends_in_its_tuning_is_told(tmp_path: Path) -> None:
     record = follower.until_ended(tuned)  # type: ignore[arg-type]
     assert record.status is StudyStatus.RUNNING
     assert events.notices == [
-        "the training has ended before its tuning; the same call resumes that"
+        "the training has ended before its tuning; run the same call again to resume tuning"
     ]
 
 

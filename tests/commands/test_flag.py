@@ -406,3 +406,21 @@ def test_a_fallback_that_cannot_be_seen_from_here_is_told(
     record = replace(study, winner=Strategy(winner))
     assert train_under_winner(job, options, record, TrainingContext()) == 0
     assert ("no rank ran on this host" in capsys.readouterr().err) is told
+
+
+@pytest.mark.parametrize(
+    ("reuse", "what"), [("auto", "resume tuning"), ("never", "tune from scratch")]
+)
+def test_after_ctrl_c_it_says_what_the_same_command_does(
+    reuse: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press(job: Job) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(flag, "stop_on_signals", lambda: None)
+    monkeypatch.setattr(flag.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(flag, "check_command", press)
+    words = ["-np", "2", "--autosync-reuse", reuse, *COMMAND]
+    assert flag.guarded(lambda: flag.autosync(parse_words(words), words)) == 130
+    (*_, last) = capsys.readouterr().err.splitlines()
+    assert last == f"hvd-autosync: stopped; run the same command again to {what}"

@@ -110,12 +110,13 @@ def test_ranks_of_an_elastic_job_do_not_wait_for_a_calculation(tmp_path: Path, d
     assert Owner.from_json(json.loads(owner)) == Owner.nobody()
 
 
-@pytest.mark.parametrize("stopped", [True, False])
+@pytest.mark.parametrize(("stopped", "reuse"), [(True, "auto"), (True, "never"), (False, "auto")])
 def test_a_training_that_is_stopped_between_two_trials_is_not_lost(
-    tmp_path: Path, stopped: bool
+    tmp_path: Path, stopped: bool, reuse: str
 ) -> None:
     marker = tmp_path / "stopped"
-    with start(f"{PATIENT}it.main()", tmp_path, HVD_AUTOSYNC_STOPPED=str(marker)) as helper:
+    options = {"HVD_AUTOSYNC_STOPPED": str(marker), "HVD_AUTOSYNC_REUSE": reuse}
+    with start(f"{PATIENT}it.main()", tmp_path, **options) as helper:
         begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
         assert helper.stdin is not None and helper.stderr is not None
         helper.stdin.write(json.dumps(begin | {"reinitializes": False}) + "\n")
@@ -124,7 +125,8 @@ def test_a_training_that_is_stopped_between_two_trials_is_not_lost(
         if stopped:
             marker.touch()
         words = helper.communicate(timeout=280)[1]
-    assert ("the next run of this job resumes it" in words) is stopped
+    assert ("the training ended before its tuning" in words) is stopped
+    assert ("the next run of this job resumes it" in words) is (stopped and reuse != "never")
     assert ("the training ended unexpectedly" in words) is not stopped
 
 

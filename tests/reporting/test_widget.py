@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hvd_autosync.engine.options import Options
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
 from hvd_autosync.search_space import Strategy
@@ -49,8 +50,8 @@ def test_stop_of_a_live_tuning_leaves_the_training(author: Any) -> None:
     with pytest.raises(StopRequested):
         widget.on_ask_start(study)
     widget.close()
-    said = "stopped; the training goes on; to resume the tuning: study.training.stop(), then the "
-    assert widget._activity.value == f"{said}same call"
+    said = "stopped; the training goes on; to resume tuning: study.training.stop(), then the same "
+    assert widget._activity.value == f"{said}call"
 
 
 def test_stop_takes_effect_before_a_study_begins() -> None:
@@ -62,7 +63,7 @@ def test_stop_takes_effect_before_a_study_begins() -> None:
         widget.on_wait(3.5)
     assert raised.value.study_id == ""
     widget.close()
-    assert widget._activity.value == "stopped; run the same call again to resume"
+    assert widget._activity.value == "stopped; run the same call again to resume tuning"
 
 
 def test_measuring_links_is_shown(author: Any) -> None:
@@ -101,4 +102,15 @@ def test_a_second_study_shows_nothing_of_the_first(
     with pytest.raises(StopRequested):
         widget.on_ask_start(second)
     widget.close()
-    assert widget._activity.value == "stopped; run the same call again to resume"
+    assert widget._activity.value == "stopped; run the same call again to resume tuning"
+
+
+@pytest.mark.parametrize("mode", ["launched", "live"])
+def test_where_nothing_is_resumed_stop_does_not_promise_it(mode: str, author: Any) -> None:
+    study, widget = author.study, WidgetProgress(Options(reuse="never").again)
+    study.settings = replace(study.settings, mode=mode)
+    widget.on_study_start(study, resumed=False)
+    widget._stop.click()
+    widget.close()
+    said = widget._activity.value
+    assert "to tune from scratch" in said and "resume" not in said
