@@ -150,9 +150,9 @@ class AutoRunner:
         again = self._run_watched(spec, _after(result, limits), progress)
         if again.status in (*_FAILED, TrialStatus.ENDED_EARLY):
             self._files.private = self._files.cleared = True
-            return result
+            return _instead_of(again, result)
         self._share_files(f"a trial failed with private files ({result.reason}); {suspicion}")
-        return again
+        return _instead_of(result, again)
 
     def _share_files(self, reason: str) -> None:
         self._files.private = False
@@ -169,7 +169,7 @@ class AutoRunner:
         again = self._run_cold(spec, _after(result, limits), progress)
         if again.status not in _FAILED:
             self._disable_warm(f"the script fails in a forked process ({result.reason})")
-        return again
+        return _instead_of(result, again)
 
     def _run_cold(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
@@ -204,7 +204,16 @@ def _check_temporary_folder() -> None:
 
 def _after(result: TrialResult, limits: Limits) -> Limits:
     """Return the limits of the repetition of a trial that has taken its time already."""
-    return replace(limits, total_s=max(limits.total_s - result.total_s, 0.0))
+    return replace(limits, total_s=max(limits.total_s - _spent_s(result), 0.0))
+
+
+def _instead_of(discarded: TrialResult, result: TrialResult) -> TrialResult:
+    """Return the result of a trial that was run twice, with the time of the other run."""
+    return replace(result, discarded_s=result.discarded_s + _spent_s(discarded))
+
+
+def _spent_s(result: TrialResult) -> float:
+    return result.total_s + result.discarded_s
 
 
 def _warm_runner(job: Job, say: Callable[[str], None], files: TrialFiles) -> WarmRunner:

@@ -264,6 +264,7 @@ class TrialResult(Record):
         cores: Least number of cores that a rank has to itself; 0: unknown.
         link: The link that a probe measured; not in the JSON, because it belongs to the cluster.
         round_steps: Number of steps of a round; a measured step is the mean over a round.
+        discarded_s: Seconds of other runs of the trial, whose results were discarded.
     """
 
     status: TrialStatus
@@ -281,6 +282,7 @@ class TrialResult(Record):
     round_steps: int = field(default=1, metadata=LEFT_OUT)
     launch_s: OrNan = field(default=math.nan, metadata=LEFT_OUT)
     cores: int = field(default=0, metadata=LEFT_OUT)
+    discarded_s: Real = field(default=0.0, metadata=LEFT_OUT)
 
     def parts_s(self) -> dict[str, float]:
         """Return the parts of the trial's time, seconds, without unknown ones.

@@ -113,6 +113,7 @@ class TuningProgress:
                 if math.isfinite(record.result.total_s):
                     asking_s = record.info_number("ask_s")
                     known_s = asking_s if math.isfinite(asking_s) else 0.0
+                    known_s += record.result.discarded_s
                     self._durations_s.append(record.result.total_s + known_s)
 
     def waiting(self) -> None:

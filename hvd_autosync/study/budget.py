@@ -39,7 +39,7 @@ class Budget:
     def left_s(self) -> float:
         """Seconds that are left of the study's minutes; infinite without a limit."""
         minutes = self._settings.minutes
-        return math.inf if minutes is None else 60 * minutes - _used_s(self._trials)
+        return math.inf if minutes is None else 60 * minutes - _spent_s(self._trials)
 
     @property
     def trial_s(self) -> float:
@@ -131,7 +131,7 @@ class Budget:
             steps: Its steps, each as long as the default's.
         """
         minutes = self._settings.quality_minutes
-        left_s = 60 * minutes - _used_s([t for t in self._trials if t.kind == "quality"])
+        left_s = 60 * minutes - _spent_s([t for t in self._trials if t.kind == "quality"])
         if left_s <= 0:
             return f"the {minutes:g} minutes of quality trials were used"
         least_s = self.judging_s(steps)
@@ -201,3 +201,8 @@ def _used_s(trials: Sequence[TrialRecord]) -> float:
     trial_s = [t.result.total_s for t in trials if t.result is not None]
     ask_s = [float(t.info.get("ask_s", 0.0)) for t in trials]
     return sum(s for s in trial_s if not math.isnan(s)) + sum(ask_s)
+
+
+def _spent_s(trials: Sequence[TrialRecord]) -> float:
+    """Return the seconds of the trials, of the learner, and of runs that were discarded."""
+    return _used_s(trials) + sum(t.result.discarded_s for t in trials if t.result is not None)

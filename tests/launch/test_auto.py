@@ -7,6 +7,7 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -96,8 +97,29 @@ def test_a_repetition_has_what_is_left_of_the_tunings_time() -> None:
     driven.runner._warm = Ends(TrialStatus.CRASHED)  # type: ignore[assignment]
     driven.runner._cold = cold = Ends(TrialStatus.COMPLETED)  # type: ignore[assignment]
     spec = TrialSpec(uuid.uuid4().hex, Strategy(), 3, 10)
-    driven.runner.run(spec, Limits(total_s=25.0), lambda progress: None)
+    result = driven.runner.run(spec, Limits(total_s=25.0), lambda progress: None)
+    assert (result.total_s, result.discarded_s) == (10.0, 10.0), "both runs count"
     assert [limits.total_s for limits in cold.limits] == [15.0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("again", [TrialStatus.COMPLETED, TrialStatus.CRASHED])
+def test_the_times_of_all_runs_of_a_trial_count(
+    again: TrialStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forked and cold with private files, then cold without."""
+    driven = Driven(sys.executable, str(SCRIPT))
+    monkeypatch.setattr(driven.runner._files, "private", True)
+    monkeypatch.setattr(driven.runner._files, "suspicion", lambda *_: "its output has a sign")
+    crashed = TrialStatus.CRASHED
+    driven.runner._watch = Mock()
+    driven.runner._warm = Ends(crashed, crashed)  # type: ignore[assignment]
+    driven.runner._cold = cold = Ends(crashed, again)  # type: ignore[assignment]
+    spec = TrialSpec(uuid.uuid4().hex, Strategy(), 3, 10)
+    result = driven.runner.run(spec, Limits(total_s=35.0), lambda progress: None)
+    driven.runner.close()
+    assert result.status is again
+    assert (result.total_s, result.discarded_s) == (10.0, 30.0)
+    assert [limits.total_s for limits in cold.limits] == [25.0, 5.0]  # type: ignore[attr-defined]
 
 
 def test_files_are_put_back_when_trials_begin_to_run_cold(

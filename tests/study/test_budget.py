@@ -1,0 +1,22 @@
+"""The time that is left of a study."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
+from hvd_autosync.study.budget import Budget
+from hvd_autosync.study.values import StudySettings
+from hvd_autosync.traces import TrialRecord
+
+
+def test_runs_whose_results_were_discarded_use_the_minutes_but_are_not_expected_again() -> None:
+    settings = StudySettings(minutes=1.0, quality_minutes=0.5)
+    result = TrialResult(TrialStatus.COMPLETED, total_s=10.0)
+    trial = TrialRecord("study", 0, "sobol", Strategy(), "", "", {"ask_s": 1.0}, result)
+    assert Budget(settings, [trial]).left_s == 49.0
+    twice = replace(trial, result=replace(result, discarded_s=20.0))
+    budget = Budget(settings, [twice])
+    assert (budget.left_s, budget.trial_s) == (29.0, 11.0)
+    quality = replace(twice, kind="quality")
+    assert "minutes of quality trials were used" in Budget(settings, [quality]).why_not_judge(40)
