@@ -207,7 +207,7 @@ class Options:
         positive,
         "METRIC",
         "Largest accepted shortfall of a recurring run below the target. Default: 1 % of the "
-        "target, and at least two standard deviations of the baseline runs if there are several.",
+        "target, or up to 2 % if there are several baseline runs that differ.",
     )
     repeats: int = _option(
         1,

@@ -9,8 +9,8 @@ part of the work)::
 A >= 0 is the loss of the metric at f = 0; k and p are the position and the steepness of the rise;
 r is the residual. The level b has a wide normal prior, so it is part of the covariance. A, k, p and
 the noise have priors on a grid and are integrated out, each cell weighted by its likelihood
-(Rasmussen and Williams 2006, sections 2.2, 2.7 and 5.2). The unit is the tolerance, which covers
-the noise of runs. ``n``: runs; ``c``: shares; ``g``: curves of the grid.
+(Rasmussen and Williams 2006, sections 2.2, 2.7 and 5.2). The unit is the tolerance, which
+is of the order of the noise of runs. ``n``: runs; ``c``: shares; ``g``: curves of the grid.
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ from typing import Protocol
 
 from hvd_autosync.errors import ConfigurationError
 
-#: Default tolerance: the larger of this share of the target and so many standard deviations of the
-#: runs at f = 1.
-_TOLERANCE, _DEVIATIONS = 0.01, 2.0
+#: Default tolerance, and the most that noise can raise it to, as shares of the target.
+_TOLERANCE, _MOST = 0.01, 0.02
+#: It is at least so many standard errors of the difference of two means of runs at f = 1.
+_ERRORS = 2.0
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class SearchSettings:
 
     Attributes:
         target: Target metric; ``None``: the mean metric of the runs at f = 1.
-        tolerance: Allowed difference below the target; ``None``: 1 % of the target, or two standard
-            deviations of the runs at f = 1 if that is more.
+        tolerance: Allowed difference below the target; ``None``: 1 % of the target, up to 2 % if
+            runs at f = 1 differ so much.
         repeats: Runs at f = 1 and, in the binary search, at each share (``R`` in the paper).
         settings: Number of shares that the binary search tries (``M`` in the paper).
         runs: Largest number of runs of the Bayesian search.
@@ -155,5 +156,19 @@ def goal_of(outcomes: Sequence[RecurringOutcome], settings: SearchSettings) -> G
     target = statistics.fmean(metrics) if settings.target is None else settings.target
     if settings.tolerance is not None:
         return Goal(target, settings.tolerance)
-    noise = statistics.stdev(metrics) if len(metrics) > 1 else 0.0
-    return Goal(target, max(_TOLERANCE * abs(target), _DEVIATIONS * noise))
+    return Goal(target, _default_tolerance(target, metrics))
+
+
+def _default_tolerance(target: float, metrics: Sequence[float]) -> float:
+    """Return the tolerance if none was given.
+
+    Noise raises it, so that equal shares are not told apart by chance, but only so far: otherwise a
+    share would be accepted for the noise of the runs, however much worse it is.
+
+    Args:
+        target: The target.
+        metrics: Those of the runs at f = 1, at least one.
+    """
+    count = len(metrics)
+    error = statistics.stdev(metrics) * math.sqrt(2 / count) if count > 1 else 0.0
+    return min(max(_TOLERANCE * abs(target), _ERRORS * error), _MOST * abs(target))

@@ -186,14 +186,25 @@ def test_the_time_of_a_run_is_linear_in_the_share() -> None:
     assert (times.bsp, times.rest) == (pytest.approx(100), pytest.approx(20))
 
 
-def test_the_tolerance_covers_the_noise_of_bsp_alone() -> None:
-    runs = [RecurringOutcome(1.0, 0.90, 1.0), RecurringOutcome(1.0, 0.94, 1.0)]
-    goal = goal_of(runs, SearchSettings(repeats=2))
+def tolerance_after(*metrics: float) -> float:
+    runs = [RecurringOutcome(1.0, metric, 1.0) for metric in metrics]
+    goal = goal_of(runs, SearchSettings(repeats=len(runs)))
     assert isinstance(goal, Goal)
-    assert goal.target == pytest.approx(0.92)
-    assert goal.tolerance == pytest.approx(2 * 0.02 * math.sqrt(2))
-    single = goal_of(runs[:1], SearchSettings())
-    assert isinstance(single, Goal) and single.tolerance == pytest.approx(0.009)
+    return goal.tolerance
+
+
+def test_the_tolerance_covers_the_noise_of_means_of_bsp_alone() -> None:
+    assert tolerance_after(0.9) == pytest.approx(0.009)
+    assert tolerance_after(0.899, 0.901) == pytest.approx(0.009)
+    assert tolerance_after(0.894, 0.906) == pytest.approx(2 * 0.006 * math.sqrt(2))
+    more = [0.894, 0.906] * 4
+    assert tolerance_after(*more) == pytest.approx(0.009), "their mean is known well"
+
+
+def test_a_noisier_baseline_does_not_accept_ever_worse_runs() -> None:
+    assert tolerance_after(0.85, 0.95) == pytest.approx(0.018)
+    assert tolerance_after(0.6, 1.2) == pytest.approx(0.018)
+    assert tolerance_after(-2.0, -4.0) == pytest.approx(0.06), "minus a loss"
 
 
 @pytest.mark.parametrize(
