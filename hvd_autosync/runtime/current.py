@@ -109,10 +109,12 @@ def average(optimizer: Any) -> None:
 
 
 def report(metric: Any) -> None:
-    """Report the loss of this step, in every step before ``optimizer.step()``.
+    """Report the loss of this step, in every step, before or after ``optimizer.step()``.
 
-    Use it in scripts whose ``backward()`` is called with something else. Smaller must be better.
-    From the first call on, only reported losses count. It does nothing if losses are not needed.
+    Use it in scripts whose ``backward()`` is called with something else, or whose optimizers have
+    losses of their own. Without it the loss of a step is the sum of all whose ``backward()`` was
+    called in it. Smaller must be better. From the first call on, only reported losses count, the
+    last one of each step. It does nothing if losses are not needed.
 
     Args:
         metric: A number, or a tensor of one element.

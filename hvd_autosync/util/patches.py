@@ -102,7 +102,7 @@ PATCHES = (
     ),
     Patch(
         "losses",
-        "torch.autograd.backward torch.amp.GradScaler.scale",
+        "torch.autograd.backward torch.amp.GradScaler.scale torch.amp.GradScaler.update",
         "runtime/patches/backward.py",
         "the loss of each step is recorded, unscaled, and backward is timed while profiling",
     ),

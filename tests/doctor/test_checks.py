@@ -117,7 +117,9 @@ def test_the_table_of_patches_compares_versions(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(patches, "TESTED_VERSIONS", {**here, "torch": "2.0.0"})
     rows = {row["name"]: row for row in doctor.patch_table()}
     assert rows["losses"]["here"] == "newer than tested"
-    assert rows["losses"]["targets"] == "torch.autograd.backward, torch.amp.GradScaler.scale"
+    assert rows["losses"]["targets"] == (
+        "torch.autograd.backward, torch.amp.GradScaler.scale, torch.amp.GradScaler.update"
+    )
     assert rows["seeds"]["tested"] == "numpy 2.4.6, torch 2.13.0"
     assert rows["seeds"]["here"] == "numpy: tested, torch: newer than tested"
 

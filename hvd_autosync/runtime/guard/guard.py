@@ -5,6 +5,9 @@ no rank ever waits for it::
 
     | window            | window            | window            |
       sum of losses ... ^ sum is sent       ^ mean is tested, a snapshot is taken
+
+Where optimizers have losses of their own (``measure/losses.py``), which may rise in a training that
+is healthy, only a loss that is not finite is detected.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from hvd_autosync.runtime.collectives.operations import (
     synchronize,
 )
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
-from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
+from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope, not_finite
 from hvd_autosync.runtime.guard.snapshots import Snapshots
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
@@ -63,7 +66,9 @@ class Guard(JoinHook):
         self._envelope = LossEnvelope(prediction)
         #: Losses of this window: of all steps, and of steps from averaged parameters.
         self._all, self._of_averages = _Sum(), _Sum()
-        self._at_average = True
+        #: Whether parameters after the last step, and before it, were the average, or near it.
+        self._at_average = self._before_at_average = True
+        self._several = False
         self._seen = 0
         #: The sum that was sent for the window before, and its handle; `None` once it has arrived.
         self._sent: tuple[torch.Tensor, int | None] | None = None
@@ -106,24 +111,30 @@ class Guard(JoinHook):
         """
         window = self.step // LOSS_WINDOW
         self.step = self.step + 1 if step is None else step
-        loss = losses.since(self._seen)
-        self._seen = losses.count
+        loss = losses.end_step(self._seen)
+        self._seen, self._several = losses.count, losses.several
         if loss is not None:
             self._all.add(loss)
-            if self._at_average:
+            if self._before_at_average if losses.late else self._at_average:
                 self._of_averages.add(loss)
-        self._at_average = average
+        self._before_at_average, self._at_average = self._at_average, average
         return self.step // LOSS_WINDOW == window or self._test_window()
 
-    def accepts_one(self, loss: float) -> bool:
+    def accepts_one(self, loss: float, *, several: bool = False) -> bool:
         """Return whether one rank's loss is accepted, in steps without a barrier.
 
         One rank tests the losses of all, and tells the others the result.
+
+        Args:
+            loss: The loss.
+            several: Whether optimizers have losses of their own.
         """
         with self._lock:
             if not math.isfinite(loss):
                 self.verdict = f"a loss of {loss:.4g} is not finite"
                 return False
+            if several:
+                return True
             self._loose.append(loss)
             if len(self._loose) < LOSS_WINDOW * size():
                 return True
@@ -195,7 +206,7 @@ class Guard(JoinHook):
         total = self._exchange()
         if total is None:
             return True
-        loss, count, loss_of_averages, count_of_averages, ranks = total
+        loss, count, loss_of_averages, count_of_averages, several, ranks = total
         if ranks < size():
             return True  # some wait in join() and could not fall back
         if not count:
@@ -205,12 +216,12 @@ class Guard(JoinHook):
         window = max(self.step // LOSS_WINDOW - 2, 0)
         mean = loss / count
         _LOG.debug("window %d: mean loss %.6g of %d losses", window, mean, count)
-        wrong = self._envelope.accepts(mean, window)
+        wrong = not_finite(mean) if several else self._envelope.accepts(mean, window)
         if not wrong:
             taken = self._snapshots.steps
             found = {step: mean for step in taken if step // LOSS_WINDOW == window}
             self._losses = {k: v for k, v in {**self._losses, **found}.items() if k in taken}
-        if not wrong and 0 < count_of_averages < count:
+        if not wrong and not several and 0 < count_of_averages < count:
             mean = loss_of_averages / count_of_averages
             wrong = self._envelope.accepts_average(mean, count_of_averages, count)
         if not wrong or not self._snapshots.steps:
@@ -224,13 +235,15 @@ class Guard(JoinHook):
         return False
 
     def _exchange(self) -> list[float] | None:
-        """Return sums and counts of losses of the window before the last, and the count of ranks.
+        """Return what all ranks know of the window before the last, and send the last window's.
 
-        Sends the last window's.
+        These are sums and counts of losses, the number of ranks with several, and that of ranks.
         """
         arrived = None
         sums = torch.tensor(
-            [*self._all.taken(), *self._of_averages.taken(), 1], dtype=torch.float64, device="cpu"
+            [*self._all.taken(), *self._of_averages.taken(), self._several, 1],
+            dtype=torch.float64,
+            device="cpu",
         )
         sent, self._sent = self._sent, None
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.operations import local_rank, rank
+from hvd_autosync.runtime.collectives.operations import local_rank, once_per_rank, rank
 from hvd_autosync.runtime.collectives.settling import settle_before
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
@@ -102,6 +102,8 @@ class LossGuardHandler:
         if not self._warned and method.round_steps:
             self._warned = True
             _warn_of_long_rounds(guard, method.round_steps)
+        if current.losses.several:
+            _warn_of_several_losses()
         if not guard.stepped(current.losses, step, average=method.near_average):
             self.fall_back()
         elif method.replicas_in_sync and guard.wants_snapshot:
@@ -111,8 +113,10 @@ class LossGuardHandler:
         """Return the loss of this rank's last step, if it had one and there is a guard."""
         if self.guard is None or current.losses is None:
             return None
-        loss = current.losses.since(self._seen)
+        loss = current.losses.end_step(self._seen)
         self._seen = current.losses.count
+        if current.losses.several:
+            _warn_of_several_losses()
         return None if loss is None else float(loss)
 
     def healthy(self, loss: float) -> bool:
@@ -120,8 +124,9 @@ class LossGuardHandler:
 
         Called in the thread of messages.
         """
-        guard = self.guard
-        return guard is None or guard.accepts_one(loss)
+        guard, losses = self.guard, current.losses
+        several = losses is not None and losses.several
+        return guard is None or guard.accepts_one(loss, several=several)
 
     def on_quiescent(self, step: int, *, waiting: bool, healthy: bool = True) -> None:
         """All ranks stop before or after steps without a barrier, with equal parameters.
@@ -212,6 +217,15 @@ def _warn_of_long_rounds(guard: Guard, steps: int) -> None:
         f"loss guard: rounds have {steps} steps, and losses are predicted {known}; beyond "
         "that, slower learning than without local steps goes unnoticed. Use shorter rounds, or "
         "tune with more --autosync-quality-steps"
+    )
+
+
+@once_per_rank
+def _warn_of_several_losses() -> None:
+    """Warn once, for all optimizers."""
+    warn_on_rank_0(
+        "loss guard: the script has several losses, so only one that is not finite is detected; "
+        "call hvd_autosync.report(loss) in every step"
     )
 
 

@@ -34,6 +34,11 @@ _DEVIATIONS, _RISE, _SHARE_OF_FALL = 6.0, 0.1, 0.2
 _RISE_OF_AVERAGES = 0.05
 
 
+def not_finite(mean: float) -> str:
+    """Return why a mean loss is not accepted whatever it is a loss of; empty if it is finite."""
+    return "" if math.isfinite(mean) else f"a mean loss of {mean:.4g} is not finite"
+
+
 class LossEnvelope:
     """The tests of one training, in constant memory.
 
@@ -64,9 +69,7 @@ class LossEnvelope:
         Returns:
             Why it is not accepted; empty if it is.
         """
-        if not math.isfinite(mean):
-            return f"a mean loss of {mean:.4g} is not finite"
-        wrong = self._as_predicted(mean, window) or self._not_risen(mean)
+        wrong = not_finite(mean) or self._as_predicted(mean, window) or self._not_risen(mean)
         if not wrong:
             if self._recent:
                 square = (mean - self._last) ** 2

@@ -1,16 +1,27 @@
-"""The losses of this process's steps, from ``backward()`` or reported by the script."""
+"""The losses of this process's steps, from ``backward()`` or reported by the script.
+
+Several calls of ``backward()`` in one step are parts of its loss: those of an accumulation, or of
+several tasks. Their sum is the loss of the step, which ends with the step of an optimizer::
+
+    backward   backward   step | backward   backward   step | ...
+
+The sum means nothing where optimizers have losses of their own, as generator and discriminator do::
+
+    backward   step of one   backward   step of the other | ...
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 
 class Losses:
-    """Keeps the last loss.
+    """Keeps the loss of the last step.
 
     Args:
         in_round: Whether replicas differ now, in a round of local steps.
@@ -18,31 +29,108 @@ class Losses:
     Attributes:
         count: Number of losses so far.
         in_round: Whether replicas differed at the last loss, so that it was not their average's.
+        late: Whether the script reported the last loss after the step that it belongs to.
     """
 
     def __init__(self, in_round: Callable[[], bool] = lambda: False) -> None:
         self.count = 0
-        self.in_round = False
+        self.in_round = self.late = False
         self._in_round_now = in_round
         self._last: torch.Tensor | None = None
         self._reported = False
+        #: Whether the script reports losses whose ``backward()`` was seen before.
+        self._reports_follow = False
+        #: Whether a step has ended since the last ``backward()``.
+        self._ended = True
+        #: Whether replicas differed at the last ``backward()``; ``None``: none since a report.
+        self._at_backward: bool | None = None
+        self._optimizers = _Optimizers()
+
+    @property
+    def several(self) -> bool:
+        """Whether optimizers have losses of their own, and the script reports none."""
+        return self._optimizers.have_own_losses and not self._reported
 
     def seen(self, loss: torch.Tensor) -> None:
-        """Record a scalar whose ``backward()`` was called; ignored once the script reports."""
+        """Record a scalar whose ``backward()`` was called; no loss once the script reports."""
+        self._at_backward = in_round = self._in_round_now()
         if not self._reported:
-            self._take(loss)
+            part = loss.reshape(()) if loss.dim() else loss
+            if self._ended or self._last is None:
+                # A copy: the script may change its tensor in place before this one is read.
+                self._last = part.clone()
+            else:
+                self._last = _sum(self._last, part)
+            self.in_round = in_round
+            self.count += 1
+        self._ended = False
 
     def report(self, loss: torch.Tensor) -> None:
-        """Record the loss that the script reports."""
-        self._reported = True
-        self._take(loss)
+        """Record the loss that the script reports, before or after the step.
 
-    def since(self, count: int) -> torch.Tensor | None:
-        """Return the last loss, without dimensions, if there was any after the first ``count``."""
+        Replicas are those of the last ``backward()``. If the first report comes before any, that
+        may be the one of the step before, and they are those of now.
+        """
+        if not self._reported:
+            self._reported, self._reports_follow = True, self._at_backward is not None
+        follows = self._reports_follow and self._at_backward is not None
+        self.in_round = bool(self._at_backward) if follows else self._in_round_now()
+        self.late = follows and self._ended
+        self._at_backward = None
+        self._last = (loss.reshape(()) if loss.dim() else loss).clone()
+        self.count += 1
+
+    def stepped(self, optimizer: Any) -> None:
+        """``optimizer`` has made a step; to repeat the call changes nothing."""
+        self._ended = True
+        self._optimizers.stepped(optimizer, self.count)
+
+    def may_skip(self) -> None:
+        """A step was made or skipped: losses before it are no part of the next one's."""
+        self._ended = True
+
+    def end_step(self, count: int) -> torch.Tensor | None:
+        """End the step; return its loss, without dimensions, if any came after the first ``count``.
+
+        Several components may end the same step.
+        """
+        self._ended = True
         return self._last if self.count > count else None
 
-    def _take(self, loss: torch.Tensor) -> None:
-        # A copy: the script may change its tensor in place before this one is read.
-        self._last = (loss.reshape(()) if loss.dim() else loss).clone()
-        self.in_round = self._in_round_now()
-        self.count += 1
+
+class _Optimizers:
+    """Finds out whether optimizers have losses of their own.
+
+    Two optimizers may share each loss, as for dense and for sparse parameters, and one may replace
+    the other. So the steps of both must begin with a new loss, and one must come back.
+
+    Attributes:
+        have_own_losses: Whether they have.
+    """
+
+    def __init__(self) -> None:
+        self.have_own_losses = False
+        # Weak, so that optimizers that the script drops are collected.
+        self._with_loss: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._last: Callable[[], Any] = lambda: None
+        #: Whether the last one's steps have begun with a new loss.
+        self._began_with_loss = False
+        self._count = 0
+
+    def stepped(self, optimizer: Any, count: int) -> None:
+        """An optimizer has made a step, after ``count`` losses."""
+        if optimizer is not self._last():
+            new = count > self._count
+            if new and self._began_with_loss and optimizer in self._with_loss:
+                self.have_own_losses = True
+            if new:
+                self._with_loss.add(optimizer)
+            self._last, self._began_with_loss = weakref.ref(optimizer), new
+        self._count = count
+
+
+def _sum(total: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Return the sum of two losses, in single precision at least."""
+    if "cpu" not in (total.device.type, part.device.type):
+        part = part.to(total.device, non_blocking=True)
+    return total + (part.float() if part.element_size() < 4 else part)

@@ -26,7 +26,7 @@ class Recorder:
         step_s: Seconds of each step, from the end of the step before.
         blocked_s: Seconds of each step spent waiting for communication.
         blocked: Seconds waited so far in the current step.
-        losses: The loss of the current step.
+        losses: The losses of the current step.
     """
 
     def __init__(self, in_round: Callable[[], bool] = lambda: False) -> None:
@@ -47,7 +47,7 @@ class Recorder:
         self.blocked_s.append(self.blocked)
         self._last_end = now
         self.blocked = 0.0
-        loss = self.losses.since(self._losses_before)
+        loss = self.losses.end_step(self._losses_before)
         if loss is not None:
             self._losses.append((loss, self.losses.in_round))
             self._losses_before = self.losses.count

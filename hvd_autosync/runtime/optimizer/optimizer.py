@@ -169,6 +169,8 @@ def _watchers() -> tuple[Any, ...]:
 
 
 def _stepped(optimizer: Any) -> None:
+    if current.losses is not None:
+        current.losses.stepped(optimizer)
     for watcher in _watchers():
         if watcher is not None:
             watcher.optimizer_stepped(optimizer)

@@ -34,7 +34,8 @@ def watch_backward(
     """Watch every backward pass of this process from now on, for the last caller.
 
     ``Tensor.backward`` calls ``torch.autograd.backward`` too. A loss that was scaled for mixed
-    precision is recorded unscaled, so that losses of different runs are comparable.
+    precision is recorded unscaled, so that losses of different runs are comparable. Those of a step
+    that a gradient scaler skips are no part of the next one.
 
     Args:
         losses: Receives the losses.
@@ -42,7 +43,7 @@ def watch_backward(
     """
     global _losses, _profiler_now
     _losses, _profiler_now = losses, profiler_now
-    patches.install("losses", _watching, _keep_unscaled)
+    patches.install("losses", _watching, _keep_unscaled, _watching_update)
 
 
 def _watching(backward: Callable[..., None]) -> Callable[..., None]:
@@ -71,3 +72,13 @@ def _keep_unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
         return scaled
 
     return watched_scale
+
+
+def _watching_update(update: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(update)
+    def watched_update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _losses is not None:
+            _losses.may_skip()
+        return update(self, *args, **kwargs)
+
+    return watched_update

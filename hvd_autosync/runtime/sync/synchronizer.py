@@ -181,6 +181,8 @@ class Synchronizer:
 
     def end_step(self) -> None:
         """A step was made, or one that was skipped is counted."""
+        if current.losses is not None:
+            current.losses.stepped(self._owner)
         self.method.on_step_end()
         if self._phase.now is not Phase.NO_BARRIER:
             self.guard.stepped(self.method, self._progress.agreed_step)

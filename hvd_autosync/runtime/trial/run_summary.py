@@ -130,7 +130,7 @@ class RunSummary:
             return
         self._steps += 1
         self._epochs.stepped()
-        loss = self._losses.since(self._seen)
+        loss = self._losses.end_step(self._seen)
         self._seen = self._losses.count
         if loss is not None:
             if not self._windows or self._windows[-1][1] >= LOSS_WINDOW:
@@ -142,7 +142,7 @@ class RunSummary:
             self.write()
 
     def _loss(self) -> float | None:
-        """Mean of the last losses, including the current window."""
+        """Mean of the last losses, including the current window; ``None`` if there is none."""
         count = sum(each for _, each in self._windows)
         if not count:
             return None

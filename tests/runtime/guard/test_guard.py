@@ -94,6 +94,32 @@ def test_nothing_changes_while_the_thread_of_messages_tests_a_loss(
     assert guarded.step == 99 or guarded.predicted_steps == 0, "the change was made afterwards"
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_loss_is_an_averages_also_if_it_is_reported_after_the_step(late: bool) -> None:
+    guarded, losses = guard.Guard("test"), Losses()
+    for step in range(10):  # parameters after every fourth step are an average
+        losses.seen(torch.tensor(9.0))
+        own = torch.tensor(float(step % 4 == 0))
+        if not late:
+            losses.report(own)
+        guarded.stepped(losses, average=step % 4 == 3)
+        if late:
+            losses.report(own)
+        if late and step == 0:
+            guarded._of_averages.taken()  # what was seen before the first report
+    total, count = guarded._of_averages.taken()
+    assert total == count == 3
+
+
+def test_without_a_barrier_several_losses_may_rise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "size", lambda: 1)
+    guarded = guard.Guard("test", LossPrediction((1.0,), (0.1,)))
+    rising = [float(step) for step in range(20 * LOSS_WINDOW)]
+    assert all(guarded.accepts_one(loss, several=True) for loss in rising)
+    assert not guarded.accepts_one(float("nan"), several=True)
+    assert not all(guarded.accepts_one(loss) for loss in rising)
+
+
 def test_a_window_that_ends_after_a_rejection_keeps_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

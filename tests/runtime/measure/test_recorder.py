@@ -58,6 +58,15 @@ def test_news_are_handed_over_once() -> None:
     }
 
 
+def test_the_losses_of_a_step_are_one() -> None:
+    recorder = Recorder()
+    for step in range(2):
+        for loss in (1.0, 2.0 + step):
+            recorder.losses.seen(torch.tensor(loss))
+        recorder.end_step()
+    assert recorder.take_news(wait_for_device=False)["losses"] == [3.0, 4.0]
+
+
 def test_losses_within_rounds_are_told_by_their_positions() -> None:
     apart = iter([False, True, True, False, True])
     recorder = Recorder(lambda: next(apart))

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
 from hvd_autosync.runtime.guard import guard as module
+from hvd_autosync.runtime.guard import handler
 from hvd_autosync.runtime.guard.guard import Guard
 from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
 from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.search_space.trial import LossPrediction
 
 #: Windows are as short as this here.
@@ -141,6 +146,75 @@ def test_all_ranks_reject_what_the_means_of_all_losses_reject(
     monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
     seen = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, wrapped))
     assert seen == [reference(case)] * case.ranks
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_several_losses_may_rise_but_must_be_finite(
+    broken: bool, wrapped: Any, monkeypatch: Any
+) -> None:
+    """One rank alone reports, which does not make the losses of the other comparable."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+
+    def body() -> str:
+        parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        optimizer, other = (wrapped([each], lr=1.0) for each in parameters)
+        guard, losses = Guard("own", LossPrediction((0.5,) * 6, (0.05,) * 6)), Losses()
+        verdict = ""
+        for step in range(20 * _WINDOW):
+            losses.seen(torch.tensor(9.0))
+            losses.stepped(other)
+            losses.seen(torch.tensor(math.nan if broken and step == 50 else float(step)))
+            losses.stepped(optimizer)
+            if rank() == 0:
+                losses.report(torch.tensor(1.0))
+            if not guard.stepped(losses):
+                verdict = guard.verdict
+                break
+            if guard.wants_snapshot:
+                guard.take_snapshot(optimizer)
+        join()
+        return verdict
+
+    for verdict in ThreadRanks(2).run(body):
+        assert ("not finite" in verdict) == broken
+
+
+def test_a_step_of_a_strategy_optimizer_ends_its_loss(begin: Any, monkeypatch: Any) -> None:
+    losses = Losses()
+    monkeypatch.setattr(current, "losses", losses)
+
+    def body() -> None:
+        own = begin([(2,)], SyncPlan())
+        for loss in (1.0, 2.0):
+            losses.seen(torch.tensor(loss))
+            own.step({0: torch.ones(2)})
+
+    ThreadRanks(1).run(body)
+    kept = losses.end_step(0)
+    assert kept is not None and float(kept) == 2.0
+
+
+def test_several_losses_are_reported_once(monkeypatch: Any) -> None:
+    losses, said = Losses(), list[str]()
+    optimizers = [torch.optim.SGD([torch.ones(1)], lr=0.1) for _ in range(2)]
+    method: Any = SimpleNamespace(round_steps=0, near_average=True, replicas_in_sync=False)
+    monkeypatch.setattr(current, "losses", losses)
+    monkeypatch.setattr(handler, "warn_on_rank_0", said.append)
+    for _ in range(2):
+        for optimizer in optimizers:
+            losses.seen(torch.tensor(1.0))
+            losses.stepped(optimizer)
+
+    def body() -> None:
+        for name in "ab":
+            own = handler.LossGuardHandler()
+            own.guard = Guard(name)
+            own.loss()
+            own.stepped(method, 1)
+            assert own.healthy(2.0) and not own.healthy(math.inf)
+
+    ThreadRanks(1).run(body)
+    assert len(said) == 1 and "call hvd_autosync.report(loss)" in said[0]
 
 
 @given(case=cases(uneven=True))

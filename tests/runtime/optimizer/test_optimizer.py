@@ -1,0 +1,24 @@
+"""What wrapped optimizers tell."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
+
+from hvd_autosync.runtime import current  # noqa: E402
+from hvd_autosync.runtime.measure.losses import Losses  # noqa: E402
+from hvd_autosync.runtime.optimizer import optimizer as module  # noqa: E402
+
+
+def test_losses_are_told_which_optimizer_has_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = Losses()
+    monkeypatch.setattr(current, "losses", losses)
+    for _ in range(2):
+        for optimizer in (module.timed_step, module.timed_adasum_step):  # any two objects
+            losses.seen(torch.tensor(1.0))
+            module._stepped(optimizer)
+    assert losses.several
+    kept = losses.end_step(0)
+    assert kept is not None and float(kept) == 1.0
