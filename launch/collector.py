@@ -40,6 +40,7 @@ class _Report:
         blocked_s: Seconds of each step in which the rank waited for communication.
         losses: The losses.
         in_round: As of :class:`RankReport`.
+        several_losses: As of :class:`RankReport`.
         end: The end of the run.
     """
 
@@ -50,6 +51,7 @@ class _Report:
     blocked_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     in_round: list[int] = field(default_factory=list)
+    several_losses: bool = False
     end: End | None = None
 
 
@@ -135,6 +137,7 @@ class Collector:
         losses = message.losses[: self._most_steps - known]
         report.losses += losses
         report.in_round += [known + index for index in message.in_round if 0 <= index < len(losses)]
+        report.several_losses = message.several_losses
         # A gap means that a message was damaged on the way: later steps would be misplaced.
         left = self._most_steps - len(report.step_s)
         if not message.step_s[:left] or message.first != len(report.step_s):
@@ -218,6 +221,7 @@ class Collector:
                     tuple(r.losses),
                     r.end.peak_memory_bytes if r.end else 0,
                     tuple(r.in_round),
+                    r.several_losses,
                 )
                 for rank, r in sorted(self._reports.items())
             )

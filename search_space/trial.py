@@ -229,10 +229,12 @@ class RankReport(Record):
         host: Name of its host.
         step_s: Seconds of each step, warm-up included, in order.
         blocked_s: Seconds of each step spent waiting for communication, in order.
-        losses: Last scalar loss of each step with a loss, in order.
+        losses: Loss of each step with a loss, in order.
         peak_memory_bytes: Peak resident memory (plus the accelerator's, where there is one).
         in_round: Positions in ``losses`` of those at which replicas differed, in a round of local
             steps; the others are losses of the average.
+        several_losses: Whether optimizers of the script have losses of their own, and it reports
+            none: then ``losses`` mean nothing.
     """
 
     rank: int
@@ -242,6 +244,7 @@ class RankReport(Record):
     losses: tuple[OrNan, ...] = ()
     peak_memory_bytes: int = 0
     in_round: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
+    several_losses: bool = field(default=False, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)

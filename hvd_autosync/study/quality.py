@@ -226,6 +226,8 @@ class QualityCheck:
         first = self._first
         if len(first) < FIRST_SEEDS and len(self._crashed) > _FORGIVEN:
             return "the default's own training failed, so no strategy can be judged"
+        if any(trial.several_losses for trial in self._of(self._default)):
+            return "the script has several losses: call hvd_autosync.report(loss) in every step"
         if any(len(losses) < FEWEST_STEPS for losses in first):
             return "no loss is seen to judge it by: call hvd_autosync.report(loss) in every step"
         if not all(math.isfinite(sum(losses)) for losses in first):

@@ -39,7 +39,7 @@ class QualityTrial:
         strategy: The default or a candidate.
         seed: Seed of all its random numbers.
         steps: Steps that it was asked for.
-        losses: Mean over ranks of the loss of each step; empty if it failed or reports no loss.
+        losses: Mean over ranks of the loss of each step; empty if it failed or has no loss.
         running: Whether it still runs.
         crashed: Whether its job failed.
         local_steps: Whether the strategy has rounds of local steps.
@@ -47,6 +47,7 @@ class QualityTrial:
         ends_s: Seconds from its beginning to the end of each step, means over ranks; empty if they
             are unknown.
         whole: Steps that it made, with the warm-up, if they are all that it was asked for; else 0.
+        several_losses: Whether it has no loss because optimizers have losses of their own.
     """
 
     strategy: Strategy
@@ -59,6 +60,7 @@ class QualityTrial:
     in_round: frozenset[int] = frozenset()
     ends_s: tuple[float, ...] = ()
     whole: int = 0
+    several_losses: bool = False
 
     @classmethod
     def of(
@@ -79,6 +81,7 @@ class QualityTrial:
             in_round=frozenset(step for rank in result.ranks for step in rank.in_round),
             ends_s=ends_of(result),
             whole=min((len(rank.step_s) for rank in result.ranks), default=0) * completed,
+            several_losses=_several_losses(result),
         )
 
     @property
@@ -112,11 +115,15 @@ class QualityTrial:
 
 
 def losses_of(result: TrialResult) -> tuple[float, ...]:
-    """Return the mean over ranks of the loss of each step; empty if a rank reports none."""
+    """Return the mean over ranks of the loss of each step; empty if a rank has none, or several."""
     rows = [rank.losses for rank in result.ranks]
-    if not result.status.measured or not rows:
+    if not result.status.measured or not rows or _several_losses(result):
         return ()
     return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
+
+
+def _several_losses(result: TrialResult) -> bool:
+    return any(rank.several_losses for rank in result.ranks)
 
 
 def ends_of(result: TrialResult) -> tuple[float, ...]:

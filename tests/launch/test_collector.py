@@ -8,7 +8,7 @@ import zlib
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.runtime.driver.wire import encode_message
-from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec, TrialStatus
+from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.trial import OUT_OF_TIME, PRUNED
 
 SPEC = TrialSpec("t", Strategy(), 2, 10)
@@ -54,6 +54,14 @@ def test_positions_of_losses_count_over_all_messages() -> None:
     first = steps(0, 4, [1.0] * 4) | {"in_round": [1, 3]}
     second = steps(4, 4, [1.0] * 2) | {"in_round": [0, 2, -1]}
     assert collected(HELLO, first, second, END).ranks[0].in_round == (1, 3, 4)
+
+
+def test_several_losses_are_none_once_the_script_reports() -> None:
+    first, second = steps(0, 4, [1.0] * 4), steps(4, 4, [1.0] * 4)
+    (rank,) = collected(HELLO, first, second | {"several_losses": True}, END).ranks
+    assert rank.several_losses and RankReport.from_json(rank.to_json()) == rank
+    (rank,) = collected(HELLO, first | {"several_losses": True}, second, END).ranks
+    assert not rank.several_losses and "several_losses" not in rank.to_json()
 
 
 def test_steps_behind_a_lost_message_are_left_out() -> None:

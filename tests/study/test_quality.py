@@ -13,7 +13,13 @@ import pytest
 from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study.noninferiority import MOST_PAIRS, Outcome
 from hvd_autosync.study.quality import SEEDS, QualityCheck, Verdict
-from hvd_autosync.study.quality_trial import FIRST_SEEDS, QualityTrial, ends_of, losses_of
+from hvd_autosync.study.quality_trial import (
+    FEWEST_STEPS,
+    FIRST_SEEDS,
+    QualityTrial,
+    ends_of,
+    losses_of,
+)
 
 DEFAULT, FAST, SAFE = (Strategy({"codec": name}) for name in ("none", "topk", "fp16"))
 #: What is trained: strategy and seed -> losses.
@@ -537,6 +543,26 @@ def test_losses_are_means_of_the_ranks() -> None:
     assert losses_of(TrialResult(TrialStatus.COMPLETED)) == ()
     blind = (*ranks, RankReport(2, "b"))
     assert losses_of(TrialResult(TrialStatus.COMPLETED, ranks=blind)) == ()
+
+
+@pytest.mark.parametrize("steps", [FEWEST_STEPS, STEPS])
+def test_several_losses_show_nothing(steps: int) -> None:
+    """Whether their mixture falls or not; the other rank reports."""
+
+    def trial(seed: int) -> QualityTrial:
+        losses = noisy(1.0, seed, steps=steps) if seed % 2 else (1.0,) * steps
+        ranks = [RankReport(rank, "a", losses=losses, several_losses=rank == 1) for rank in (0, 1)]
+        result = TrialResult(TrialStatus.COMPLETED, ranks=tuple(ranks))
+        assert losses_of(result) == ()
+        return QualityTrial.of(DEFAULT, seed, steps, result)
+
+    for count in range(1, FIRST_SEEDS + 1):
+        trials = [trial(seed) for seed in SEEDS[:count]]
+        check = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=steps)
+        assert check.next() is None
+        (verdict,) = check.verdicts()
+        assert verdict.outcome is Outcome.NOT_SHOWN
+        assert "has several losses: call hvd_autosync.report(loss)" in verdict.reason
 
 
 def within_rounds(round_steps: int, pass_steps: int = 90) -> frozenset[int]:

@@ -61,6 +61,7 @@ class Steps(Message):
         blocked_s: Seconds of each in which the rank waited for communication.
         losses: New losses; NaN: a step without one.
         in_round: Positions of those that replicas had in a round of local steps, each its own.
+        several_losses: Whether the script has several losses, and reports none.
     """
 
     first: int
@@ -68,6 +69,7 @@ class Steps(Message):
     blocked_s: tuple[Real, ...]
     losses: tuple[OrNan, ...]
     in_round: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
+    several_losses: bool = field(default=False, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Recorder:
             "blocked_s": self.blocked_s[first:count],
             "losses": [_as_float(loss) for loss, _ in ready],
             "in_round": [index for index, (_, in_round) in enumerate(ready) if in_round],
+            "several_losses": self.losses.several,
         }
 
 

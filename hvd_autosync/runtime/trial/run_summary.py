@@ -144,7 +144,7 @@ class RunSummary:
     def _loss(self) -> float | None:
         """Mean of the last losses, including the current window; ``None`` if there is none."""
         count = sum(each for _, each in self._windows)
-        if not count:
+        if not count or self._losses.several:
             return None
         return math.fsum(float(total) for total, _ in self._windows) / count
 

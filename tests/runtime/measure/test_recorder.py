@@ -55,6 +55,7 @@ def test_news_are_handed_over_once() -> None:
         "blocked_s": [],
         "losses": [],
         "in_round": [],
+        "several_losses": False,
     }
 
 
@@ -65,6 +66,19 @@ def test_the_losses_of_a_step_are_one() -> None:
             recorder.losses.seen(torch.tensor(loss))
         recorder.end_step()
     assert recorder.take_news(wait_for_device=False)["losses"] == [3.0, 4.0]
+
+
+def test_several_losses_are_told() -> None:
+    recorder = Recorder()
+    optimizers = [torch.optim.SGD([torch.ones(1)], lr=0.1) for _ in range(2)]
+    for _ in range(2):
+        for optimizer in optimizers:
+            recorder.losses.seen(torch.tensor(1.0))
+            recorder.losses.stepped(optimizer)
+        recorder.end_step()
+    assert recorder.take_news(wait_for_device=False)["several_losses"] is True
+    recorder.losses.report(torch.tensor(1.0))
+    assert recorder.take_news(wait_for_device=False)["several_losses"] is False
 
 
 def test_losses_within_rounds_are_told_by_their_positions() -> None:

@@ -62,6 +62,17 @@ def test_samples_of_all_ranks_and_the_last_losses(training: Training) -> None:
     assert said["loss"] == pytest.approx(2.0)
 
 
+def test_several_losses_are_no_metric(training: Training) -> None:
+    optimizers = training.optimizer, Optimizer()
+    for _ in range(3):
+        for optimizer in optimizers:
+            training.losses.seen(torch.tensor(1.0))
+            training.losses.stepped(optimizer)
+            training.run_summary.optimizer_stepped(optimizer)
+    training.run_summary.write()
+    assert training.said()["steps"] == 3 and training.said()["loss"] is None
+
+
 def test_the_last_metric_counts_and_is_written_at_once(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
