@@ -216,9 +216,9 @@ class QualityCheck:
         return {trial.seed for trial in self._of(self._default) if trial.crashed}
 
     @cached_property
-    def _first(self) -> list[tuple[float, ...]]:
-        """Losses of the default's first seeds that have finished."""
-        return [trial.losses for trial in usable(self._of(self._default)) if not trial.running]
+    def _first(self) -> list[QualityTrial]:
+        """The default's first seeds that have finished."""
+        return [trial for trial in usable(self._of(self._default)) if not trial.running]
 
     @cached_property
     def _obstacle(self) -> str:
@@ -228,30 +228,31 @@ class QualityCheck:
             return "the default's own training failed, so no strategy can be judged"
         if any(trial.several_losses for trial in self._of(self._default)):
             return "the script has several losses: call hvd_autosync.report(loss) in every step"
-        if any(len(losses) < FEWEST_STEPS for losses in first):
+        if any(len(trial.losses) < FEWEST_STEPS for trial in first):
             return "no loss is seen to judge it by: call hvd_autosync.report(loss) in every step"
-        if not all(math.isfinite(sum(losses)) for losses in first):
+        if not all(math.isfinite(sum(trial.losses)) for trial in first):
             return "the default's own losses are NaN or infinite, so no strategy can be judged"
         if len(first) < FIRST_SEEDS:
             return ""
-        if any(starmap(are_alike, combinations(first, 2))):
+        if any(starmap(are_alike, combinations([trial.averages for trial in first], 2))):
             return "two seeds gave the default the same losses, so its noise cannot be estimated"
         if not has_fallen(self._falls):
+            steps = len(first[0].losses)
             return (
-                f"the default's own loss has not fallen beyond its noise in {len(first[0])} steps, "
-                "so no strategy can be judged; increase --autosync-quality-steps"
+                f"the default's own loss has not fallen beyond its noise in {steps} steps, so no "
+                "strategy can be judged; increase --autosync-quality-steps"
             )
         return ""
 
     @cached_property
     def _falls(self) -> list[Estimate]:
         """Decrease of the default's loss, for each of its first seeds."""
-        return [fall_of(losses) for losses in self._first]
+        return [fall_of(trial.averages) for trial in self._first]
 
     @cached_property
     def _seeds_deviation(self) -> float:
         """Standard deviation of the default's loss over its first seeds."""
-        return deviation([statistics.fmean(last_losses(losses)) for losses in self._first])
+        return deviation([statistics.fmean(last_losses(trial.averages)) for trial in self._first])
 
     def _undecided(self, candidate: Strategy) -> bool:
         """Return whether a candidate has trials but no outcome yet."""
@@ -274,7 +275,7 @@ class QualityCheck:
     ) -> list[tuple[Estimate, Estimate]]:
         """Return the difference of each pair, and the decrease of the default's loss in it."""
         return [
-            (_difference(default, own, self._goal), fall_of(default.losses))
+            (_difference(default, own, self._goal), fall_of(default.averages))
             for default, own in pairs
         ]
 
@@ -336,8 +337,8 @@ class QualityCheck:
                 base = trial.judged(len(trial.losses))
                 last = other.judged(other.count_within(trial))
             if steps and base and last:
-                default = _Losses(trial.losses, steps, base)
-                pairs.append((default, _Losses(other.losses, steps, last)))
+                default = _Losses(trial.losses, trial.averages, steps, base)
+                pairs.append((default, _Losses(other.losses, other.averages, steps, last)))
         return pairs
 
     def _verdict(self, candidate: Strategy) -> Verdict:
@@ -417,11 +418,13 @@ class _Losses:
 
     Attributes:
         losses: Losses of all its steps.
+        averages: Those at which replicas did not differ.
         steps: The judged steps, after as many samples as in the other training of the pair.
         last: For the goal time-to-loss, the judged steps of those in the time of the default.
     """
 
     losses: tuple[float, ...]
+    averages: Sequence[float]
     steps: Sequence[int]
     last: Sequence[int] = ()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -88,6 +88,11 @@ class QualityTrial:
     def unseen(self) -> bool:
         """Whether it has ended without a loss of an average of its replicas."""
         return not self.running and not self.judged(len(self.losses))
+
+    @property
+    def averages(self) -> Sequence[float]:
+        """Its losses at which replicas did not differ, or all if they always did."""
+        return [x for i, x in enumerate(self.losses) if i not in self.in_round] or self.losses
 
     def count_within(self, other: QualityTrial) -> int:
         """Return how many of its losses it had in the time of ``other``, at least one.
@@ -184,24 +189,13 @@ def enough_steps(
             break
         enough = length
         short = any(failed(trial) or len(trial.losses) < length for trial in own)
-        if (
-            not complete
-            or short
-            or has_fallen([fall_of(trial.losses, trial.in_round) for trial in own])
-        ):
+        if not complete or short or has_fallen([fall_of(trial.averages) for trial in own]):
             break
     return enough
 
 
-def fall_of(losses: Sequence[float], in_round: Collection[int] = ()) -> Estimate:
-    """Return the decrease of a loss since the beginning.
-
-    Args:
-        losses: The losses of the steps, in order.
-        in_round: Positions of those that do not count, because replicas differed. Where no other is
-            known, all count.
-    """
-    losses = [loss for step, loss in enumerate(losses) if step not in in_round] or losses
+def fall_of(losses: Sequence[float]) -> Estimate:
+    """Return the decrease of a loss since the beginning."""
     last = last_losses(losses)
     beginning = losses[: max(int(_BEGINNING * len(losses)), 1)]
     return Estimate(statistics.fmean(beginning) - statistics.fmean(last), standard_error(last))

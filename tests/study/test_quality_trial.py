@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.study.quality import QualityCheck
 from hvd_autosync.study.quality_trial import FIRST_SEEDS, QualityTrial, enough_steps, fall_of
 
 DEFAULT, STEPS = Strategy(), 200
@@ -29,14 +33,31 @@ def trials(average: float, within: float) -> list[QualityTrial]:
 
 
 def test_a_decrease_within_rounds_is_none_of_the_model() -> None:
-    seen = losses(0.1, -0.5, 1)
-    assert fall_of(seen).mean > 0.2
-    assert fall_of(seen, IN_ROUND) == fall_of(seen[::4])
-    assert fall_of(seen, IN_ROUND).mean < 0
+    first = trials(0.1, -0.5)[0]
+    assert fall_of(first.losses).mean > 0.2
+    assert fall_of(first.averages) == fall_of(first.losses[::4])
+    assert fall_of(first.averages).mean < 0
     assert enough_steps(DEFAULT, trials(0.1, -0.5), STEPS, spent=False) > STEPS
     assert enough_steps(DEFAULT, trials(-0.5, 0.1), STEPS, spent=False) == STEPS
 
 
 def test_without_an_average_all_losses_count() -> None:
-    seen = losses(-0.5, -0.5, 1)
-    assert fall_of(seen, range(STEPS)) == fall_of(seen)
+    whole = replace(trials(-0.5, -0.5)[0], in_round=frozenset(range(STEPS)))
+    assert whole.averages == whole.losses
+
+
+@pytest.mark.parametrize(("average", "within", "judged"), [(0.1, -0.5, False), (-0.5, 0.1, True)])
+def test_candidates_are_judged_where_the_averages_loss_has_fallen(
+    average: float, within: float, judged: bool
+) -> None:
+    candidate = Strategy({"codec": "fp16"})
+    check = QualityCheck(
+        DEFAULT,
+        [candidate],
+        trials(average, within),
+        lambda *_: candidate,
+        steps=STEPS,
+        spent="the minutes were used",  # or longer trials would be asked for first
+    )
+    (verdict,) = check.verdicts()
+    assert ("has not fallen" in verdict.reason) != judged
