@@ -79,7 +79,7 @@ class Extensions:
 
         Raises:
             SpaceError: A knob of that name exists, the knob is of another group, the declaration
-                has a field of a wrong type, or another knob sets the variable.
+                has a field of a wrong type, another knob sets the variable, or it has a cost.
         """
         if not isinstance(spec, KnobSpec):
             raise SpaceError(f"{spec!r:.200} declares no knob", hint="Make a KnobSpec.")
@@ -108,6 +108,11 @@ class Extensions:
             raise SpaceError(
                 f"knob {spec.name} is of the group {spec.knob.group!r}",
                 hint="Give a knob that sets a variable the group 'horovod'.",
+            )
+        if spec.cost:
+            raise SpaceError(
+                f"knob {spec.name} says what it costs: {spec.cost!r:.200}",
+                hint="Leave cost out: the cost model has no term for knobs of extensions.",
             )
         self._registry.add(spec)
         self.knobs.add(spec.name)

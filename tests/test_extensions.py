@@ -140,6 +140,7 @@ def test_knobs_that_cannot_be_added(registry: KnobRegistry, added: extensions.Ex
         ("add_knob(KnobSpec(MINE, Variable('A=B'), ''))", "mine sets 'A=B'"),
         ("add_knob(KnobSpec(MINE, Variable('A'), '', applies=True))", "applies .* is True"),
         ("add_knob(KnobSpec(MINE, Variable('A'), '', narrow=7))", "narrow .* is 7"),
+        ("add_knob(KnobSpec(MINE, Variable('A'), '', cost='some'))", "mine says what it costs"),
         (
             "add_knob(KnobSpec(MINE, Variable('HOROVOD_CYCLE_TIME'), ''))",
             "as knob cycle_time_ms does",
