@@ -68,6 +68,13 @@ PATCHES = (
         "init() creates the process sets of two-level exchanges",
     ),
     Patch(
+        "shared process sets",
+        "horovod.torch.mpi_ops._basics._add_process_set_impl "
+        "horovod.torch.mpi_ops._basics._remove_process_set_impl",
+        "runtime/collectives/shared_sets.py",
+        "the script can add and remove process sets that two-level exchanges have, too",
+    ),
+    Patch(
         "initialization",
         "horovod.torch.mpi_ops._basics.init",
         "runtime/collectives/initialization.py",

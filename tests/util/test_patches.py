@@ -23,7 +23,7 @@ ROOT = Path(hvd_autosync.__file__).parent
 
 #: Installs each patch by the function that workers call, and prints what that changed.
 _SCRIPT = """
-import json, os, random, sys
+import contextlib, json, os, random, sys
 from collections import defaultdict
 from types import ModuleType
 
@@ -45,6 +45,7 @@ from hvd_autosync.runtime.collectives import initialization, standstill
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
 from hvd_autosync.runtime.collectives.over_horovod import HOROVOD
+from hvd_autosync.runtime.collectives.shared_sets import shared_process_set
 from hvd_autosync.runtime.exchange.compiling import before_compiling
 from hvd_autosync.runtime.install.activation import activate
 from hvd_autosync.runtime.measure.losses import Losses
@@ -68,6 +69,10 @@ weight = Weight()
 plain = TrialSpec("t", Strategy(), warmup_steps=0, measured_steps=0)
 held = []
 
+def share():
+    with contextlib.suppress(ValueError):  # Horovod is not initialized
+        shared_process_set([0])
+
 def enter(context):
     context.__enter__()
     return context
@@ -76,6 +81,7 @@ installers = {
     "strategy optimizer": lambda: activate(plain),
     "optimizer broadcast": lambda: activate(plain),
     "process sets": prepare_levels,
+    "shared process sets": share,
     "initialization": record_initialization,
     "end of the process": lambda: held.append(enter(initialization._nothing_at_exit())),
     "standstill": lambda: held.append(enter(standstill.others_wait())),

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from horovod.common.process_sets import add_process_set
 from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime.collectives.protocol import CollectiveError, Collectives, Join, ProcessSet
+from hvd_autosync.runtime.collectives.shared_sets import shared_process_set
 from hvd_autosync.util import patches
 
 _ALL = mpi_ops.global_process_set
@@ -54,7 +54,7 @@ class OverHorovod:
         return tensor.is_cuda and not mpi_ops.nccl_built()
 
     def add_process_set(self, ranks: Sequence[int]) -> ProcessSet:
-        made: ProcessSet = add_process_set(list(ranks))
+        made: ProcessSet = shared_process_set(ranks)
         return made
 
     def allreduce(self, tensor: torch.Tensor, *, name: str, op: int) -> torch.Tensor:

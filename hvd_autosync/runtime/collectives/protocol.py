@@ -87,7 +87,10 @@ class Collectives(Protocol):
         """Return whether it reduces a GPU's tensor on the host, whence torch copies the result."""
 
     def add_process_set(self, ranks: Sequence[int]) -> ProcessSet:
-        """Make a process set; all ranks of the job do, in the same order."""
+        """Make a process set; all ranks of the job do, in the same order.
+
+        The script may have one of the same ranks, which is the same one then.
+        """
 
     def allreduce(self, tensor: torch.Tensor, *, name: str, op: int) -> torch.Tensor:
         """Reduce over all ranks; returns the result."""

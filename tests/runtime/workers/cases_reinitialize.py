@@ -316,8 +316,12 @@ def case_process_sets_stay():
 def case_two_levels_stay():
     if hvd.cross_size() > 1:
         levels = two_levels()
+        script = hvd.add_process_set([0, 1])
         again()
         assert two_levels() is levels
+        with raises(ValueError, "duplicate"):
+            hvd.add_process_set([0, 1])
+        assert hvd.remove_process_set(script)
         total = torch.ones(1)
         for name in ("within", "across"):
             members = getattr(levels, name)
