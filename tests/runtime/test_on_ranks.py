@@ -161,9 +161,12 @@ GROUPS = {
     "reinitialize": Group(
         ("cases_reinitialize",),
         ("gloo", "mpi"),
-        ("case_a_training_has_the_bits_of_one_without",),
-        wide=(
+        (
+            "case_a_training_has_the_bits_of_one_without",
             "case_variables_are_those_of_the_request",
+            "case_process_sets_stay",
+        ),
+        wide=(
             "case_cycle_time_takes_effect",
             "case_plans_go_on",
             "case_codes_and_join_go_on",
