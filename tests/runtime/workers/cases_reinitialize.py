@@ -93,6 +93,19 @@ def files_and_threads(before=None):
             return found
 
 
+@contextlib.contextmanager
+def names_of_reductions():
+    """The names of allreduces that this rank starts meanwhile."""
+    reduce, names = hvd.mpi_ops._allreduce_async, []
+
+    def reducing(tensor, output, name, *others):
+        names.append(name)
+        return reduce(tensor, output, name, *others)
+
+    with unittest.mock.patch.object(hvd.mpi_ops, "_allreduce_async", reducing):
+        yield names
+
+
 class Data(Dataset):
     """Batches of this rank, by number."""
 
@@ -131,16 +144,20 @@ def train(between, steps, base):
 
 def case_a_training_has_the_bits_of_one_without():
     before = {name: os.environ.get(name) for each in VARIABLES for name in each}
-    seen = []
+    seen, steps = [], []
 
     def between(number):
+        steps.append(sorted(names))
+        names.clear()
         if number % 2:
             again(VARIABLES[number // 2 % len(VARIABLES)])
             if number // 2 in (4, TIMES - 1):
                 seen.append(files_and_threads(*seen))
 
     adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
-    ours = train(between, 2 * TIMES, adam)
+    with names_of_reductions() as names:
+        ours = train(between, 2 * TIMES, adam)
+    assert steps[0] and all(each == steps[0] for each in steps), steps
     assert len(seen) == 2 and seen[0] == seen[1], seen
     assert {name: os.environ.get(name) for name in before} == before
     assert_identical(ours, train(lambda _: None, 2 * TIMES, adam))
