@@ -43,7 +43,7 @@ from hvd_autosync.runtime.collectives.initialization import (
     variables_read,
 )
 from hvd_autosync.runtime.collectives.rendezvous_server import rendezvous_server
-from hvd_autosync.runtime.collectives.settling import settle
+from hvd_autosync.runtime.collectives.settling import settle, steps_without_barrier
 from hvd_autosync.runtime.collectives.standstill import in_flight, others_wait, signals_wait
 from hvd_autosync.runtime.collectives.time_limit import time_limit
 from hvd_autosync.search_space.horovod_settings import (
@@ -69,6 +69,7 @@ _ENDING = threading.Lock()
 _NAME = "hvd_autosync.reinitialize"
 #: This host's address and why it has none, once they are known: they are found by collectives.
 _ADDRESS: list[tuple[str, str]] = []
+_NO_BOUNDARY = "steps have no barrier now, so ranks have no common boundary"
 
 
 class CannotReinitializeError(AutosyncError):
@@ -127,6 +128,8 @@ def check_reinitialize(variables: Mapping[str, str | None]) -> str | None:
         The reason, the same on all ranks; ``None`` if it can be done. Whether operations are under
         way does not count.
     """
+    if steps_without_barrier():  # the others may never come
+        return _NO_BOUNDARY
     own = _own_refusal(variables)
     return _refusal(_gather(_Report(own, "", [sorted(variables.items())], {})))
 
@@ -143,10 +146,13 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
             :mod:`~hvd_autosync.search_space.horovod_settings`, the same on all ranks.
 
     Raises:
-        CannotReinitializeError: It is refused; raised on all ranks, nothing has changed.
+        CannotReinitializeError: It is refused; raised on all ranks, nothing has changed. In a phase
+            without a barrier it is raised without waiting for the other ranks.
         NotNowError: Operations are under way on some rank; raised on all ranks, nothing has
             changed.
     """
+    if steps_without_barrier():  # the others may never come
+        raise _cannot(_NO_BOUNDARY)
     settle()
     own = _own_refusal(variables)
     with signals_wait(), others_wait(), ExitStack() as stack:
@@ -267,13 +273,17 @@ def _refusal(reports: list[_Report]) -> str | None:
     return None
 
 
+def _cannot(reason: str) -> CannotReinitializeError:
+    return CannotReinitializeError(
+        f"Horovod cannot be initialized again: {reason}",
+        hint="Launch the job again with other variables.",
+    )
+
+
 def _check(reports: list[_Report]) -> None:
     """Raise what the reports of all ranks forbid."""
     if refusal := _refusal(reports):
-        raise CannotReinitializeError(
-            f"Horovod cannot be initialized again: {refusal}",
-            hint="Launch the job again with other variables.",
-        )
+        raise _cannot(refusal)
     for rank, report in enumerate(reports):
         if report.busy:
             raise NotNowError(

@@ -16,6 +16,7 @@ import torch
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import add_up, gather_bytes
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce, rank, size
+from hvd_autosync.runtime.collectives.settling import without_barrier
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
@@ -127,6 +128,7 @@ class NoBarrier:
                 on_message=self._on_message,
             )
         self._made.begin()
+        without_barrier.add(self)
         self.interrupted = True
 
     def run_step(self, step: Callable[[], _T]) -> _T:
@@ -239,6 +241,7 @@ class NoBarrier:
         texts = gather_bytes(self.answer(), f"hvd_autosync.phases.{self._name}.states")
         take_states(self._owner, put_together([], parameters_of(self._owner), texts))
         asynchronous.end()
+        without_barrier.discard(self)
 
 
 def _check_interrupting(ranks: float) -> None:

@@ -29,7 +29,13 @@ from torch.utils.data import DataLoader
 import hvd_autosync
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.reinitialize import (
+    CannotReinitializeError,
+    check_reinitialize,
+    reinitialize,
+)
 from hvd_autosync.runtime.state.states import decode_entries
+from hvd_autosync.runtime.sync.synchronizer import switch
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
@@ -121,6 +127,19 @@ def case_asp_and_ssp_train_and_are_equal_after_every_pass():
         if protocol.kind == "ssp":
             # s steps of each other rank ahead, those that it catches up, and the running ones.
             assert max(staleness) <= 2 * (protocol.staleness + 1) * (hvd.size() - 1)
+
+
+def case_horovod_is_not_initialized_again_without_a_barrier():
+    model, optimizer = phases(ASP)
+    passes(model, optimizer, 4)
+    assert phases_of(optimizer).running
+    if hvd.rank() == 0:  # which waits for no other rank
+        assert "no barrier" in check_reinitialize({})
+        with raises(CannotReinitializeError, "no barrier"):
+            reinitialize({})
+    passes(model, optimizer, 3)
+    switch(optimizer, SyncPlan(ExchangePlan(), {}))
+    assert "no barrier" not in (check_reinitialize({}) or "")
 
 
 def case_ranks_with_less_data_wait_for_the_others_after_their_pass():
