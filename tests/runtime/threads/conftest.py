@@ -70,6 +70,8 @@ class Loader:
         batch_size: Samples of each.
     """
 
+    sampler = batch_sampler = None  # so the batches cannot be split
+
     def __init__(self, epochs: Epochs, batches: int, batch_size: int = 4) -> None:
         self._epochs, self._batches, self.batch_size = epochs, batches, batch_size
 

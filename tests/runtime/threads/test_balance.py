@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
-from hvd_autosync.runtime.collectives.operations import join, rank
-from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
+from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
+from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
 from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.runtime.sync import phases
 from hvd_autosync.runtime.sync.phase import Votes
@@ -225,3 +225,19 @@ def test_prefetched_batches_keep_their_weights(after: SyncPlan, begin: Any) -> N
         assert {9, 10, 11, 12} <= {*unequal} and max(unequal) > 13, unequal
     else:
         assert min(unequal) < 8 and max(unequal) == 12, unequal
+
+
+# A rank that was to die in a finalizer, which raises nothing, dies in its next operation.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", ["dies", "breaks"])
+@given(case=cases(), at=st.integers(0, 150), which=st.integers(0, 3))
+@settings(max_examples=20)
+def test_failures_end_all_ranks(case: Case, at: int, which: int, kind: str, begin: Any) -> None:
+    size = len(case.ahead)
+    faults: Any = {"dies": {which % size: at}} if kind == "dies" else {"breaks_at": at}
+    ranks = ThreadRanks(size, seed=case.seed, **faults)
+    outcomes = ranks.outcomes(lambda: training(case, begin))
+    failed = [each for each in outcomes if isinstance(each, BaseException)]
+    assert len(failed) in (0, size)
+    assert all(isinstance(each, (CollectiveError, RankDied)) for each in failed)
+    assert not failed or ranks.failure

@@ -454,7 +454,7 @@ def test_any_plan_may_follow_any_other(case: Any, loader: Any, begin: Any) -> No
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["dies", "breaks"])
 @given(
-    case=st.one_of(without_barrier(), with_stragglers(("elastic", "greedy"))),
+    case=st.one_of(without_barrier(), with_stragglers(("elastic", "greedy", "balance"))),
     at=st.integers(0, 60),
     which=st.integers(0, 3),
 )
