@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import random
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,14 +14,17 @@ import pytest
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
 import torch
 
+from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives import agreement
-from hvd_autosync.runtime.collectives.operations import collectives, rank
+from hvd_autosync.runtime.collectives.operations import collectives, rank, using
+from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.exchange import dispatcher, gradient_exchange
 from hvd_autosync.runtime.guard import snapshots
 from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.runtime.state import normalization, rank_states, replicas
-from hvd_autosync.runtime.sync import no_barrier
+from hvd_autosync.runtime.sync import asynchronous, no_barrier
+from hvd_autosync.runtime.sync.asynchronous import Asynchronous
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
@@ -43,6 +49,97 @@ class StateServerOfThreads:
         return [self._of_all[key]() for key in others if key[1] != self._rank]
 
 
+class Network:
+    """Messages between the ranks of one process, which any of them may deliver."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        #: Name of endpoints, source and destination -> messages.
+        self._queues: dict[tuple[str, int, int], deque[tuple[bytes, Any]]] = defaultdict(deque)
+        self.endpoints: dict[tuple[str, int], ThreadEndpoint] = {}
+        #: Ranks that wait for messages, and hold their locks: nobody else may deliver to them.
+        self.waiting: set[int] = set()
+        self._delivering = False
+
+    def send(self, name: str, source: int, to: int, head: bytes, body: Any) -> None:
+        self._queues[name, source, to].append((head, body))
+
+    def deliver(self, own: int) -> bool:
+        """Deliver a message to some rank; returns whether there was one."""
+        able = [
+            (name, source, to)
+            for (name, source, to), queue in sorted(self._queues.items())
+            if queue and (to == own or to not in self.waiting)
+            if (endpoint := self.endpoints.get((name, to))) and endpoint.takes(queue[0][0])
+        ]
+        if self._delivering or not able:
+            return False
+        name, source, to = self._random.choice(able)
+        head, body = self._queues[name, source, to].popleft()
+        self._delivering = True
+        try:
+            self.endpoints[name, to].take(source, head, body)
+        finally:
+            self._delivering = False
+        return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether a message is being handled, so that this thread may not stop."""
+        return self._delivering
+
+
+_NETWORKS: weakref.WeakKeyDictionary[ThreadRanks, Network] = weakref.WeakKeyDictionary()
+
+
+class ThreadEndpoint:
+    """As ``Endpoint``, without a thread of its own."""
+
+    def __init__(self, name: str, on_message: Callable[[int, bytes, memoryview], None]) -> None:
+        self._name = name
+        self._own: Any = collectives()
+        ranks = self._own.ranks
+        self._network = _NETWORKS.setdefault(ranks, Network(ranks.random.getrandbits(32)))
+        self._network.endpoints[name, rank()] = self
+        self._on_message = on_message
+        self.owner: Callable[[], Asynchronous | None] = lambda: None
+
+    def takes(self, head: bytes) -> bool:
+        """Whether the handler would not wait for this rank to begin a segment."""
+        owner = self.owner()
+        return owner is not None and json.loads(head)["segment"] <= owner.segment
+
+    def take(self, source: int, head: bytes, body: Any) -> None:
+        with using(self._own):
+            self._on_message(source, head, memoryview(b"") if body is None else body)
+
+    def send(self, to: int, head: bytes, body: memoryview | None = None) -> None:
+        self._network.send(self._name, self._own.rank(), to, head, body)
+        if not self._network.busy:
+            self._network.deliver(self._own.rank())
+            self._own.pass_turn()
+
+    def check(self) -> None:
+        if self._own.ranks.failure:
+            raise AutosyncError("another rank is gone")
+        self._network.waiting.add(self._own.rank())
+        if not self._network.deliver(self._own.rank()):
+            self._own.pass_turn()
+        self._network.waiting.discard(self._own.rank())
+
+    def close_in_background(self) -> None:
+        pass
+
+
+class ThreadAsynchronous(Asynchronous):
+    """Lets its endpoint know it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        endpoint: Any = self._endpoint
+        endpoint.owner = weakref.ref(self)
+
+
 @pytest.fixture(autouse=True)
 def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (gradient_exchange, rank_states, no_barrier):
@@ -59,6 +156,9 @@ def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(current, "run", object())
     monkeypatch.setattr(dispatcher, "_PAUSE_S", 0)
     monkeypatch.setattr(agreement, "_LOOK_S", 0)
+    monkeypatch.setattr(asynchronous, "open_endpoint", ThreadEndpoint)
+    monkeypatch.setattr(asynchronous, "_LOOK_S", 0)
+    monkeypatch.setattr(no_barrier, "Asynchronous", ThreadAsynchronous)
 
 
 class Loader:

@@ -7,11 +7,7 @@ those of plain SGD: so where ranks meet, each gradient has been used once, whoev
 
 from __future__ import annotations
 
-import json
 import math
-import random
-import weakref
-from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,16 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.collectives.operations import (
-    CollectiveError,
-    collectives,
-    join,
-    rank,
-    using,
-)
+from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
-from hvd_autosync.runtime.sync import asynchronous, no_barrier
-from hvd_autosync.runtime.sync.asynchronous import Asynchronous
 from hvd_autosync.runtime.sync.phase import Votes
 from hvd_autosync.runtime.sync.phases import ProtocolPhases
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
@@ -43,101 +31,8 @@ _SHAPES = [(4, 3), (5,), (2, 8)]
 _RATE = 0.5
 
 
-class Network:
-    """Messages between the ranks of one process, which any of them may deliver."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        #: Name of endpoints, source and destination -> messages.
-        self._queues: dict[tuple[str, int, int], deque[tuple[bytes, Any]]] = defaultdict(deque)
-        self.endpoints: dict[tuple[str, int], ThreadEndpoint] = {}
-        #: Ranks that wait for messages, and hold their locks: nobody else may deliver to them.
-        self.waiting: set[int] = set()
-        self._delivering = False
-
-    def send(self, name: str, source: int, to: int, head: bytes, body: Any) -> None:
-        self._queues[name, source, to].append((head, body))
-
-    def deliver(self, own: int) -> bool:
-        """Deliver a message to some rank; returns whether there was one."""
-        able = [
-            (name, source, to)
-            for (name, source, to), queue in sorted(self._queues.items())
-            if queue and (to == own or to not in self.waiting)
-            if (endpoint := self.endpoints.get((name, to))) and endpoint.takes(queue[0][0])
-        ]
-        if self._delivering or not able:
-            return False
-        name, source, to = self._random.choice(able)
-        head, body = self._queues[name, source, to].popleft()
-        self._delivering = True
-        try:
-            self.endpoints[name, to].take(source, head, body)
-        finally:
-            self._delivering = False
-        return True
-
-    @property
-    def busy(self) -> bool:
-        """Whether a message is being handled, so that this thread may not stop."""
-        return self._delivering
-
-
-_NETWORKS: weakref.WeakKeyDictionary[ThreadRanks, Network] = weakref.WeakKeyDictionary()
-
-
-class ThreadEndpoint:
-    """As ``Endpoint``, without a thread of its own."""
-
-    def __init__(self, name: str, on_message: Callable[[int, bytes, memoryview], None]) -> None:
-        self._name = name
-        self._own: Any = collectives()
-        self._network = _NETWORKS[self._own.ranks]
-        self._network.endpoints[name, rank()] = self
-        self._on_message = on_message
-        self.owner: Callable[[], Asynchronous | None] = lambda: None
-
-    def takes(self, head: bytes) -> bool:
-        """Whether the handler would not wait for this rank to begin a segment."""
-        owner = self.owner()
-        return owner is not None and json.loads(head)["segment"] <= owner.segment
-
-    def take(self, source: int, head: bytes, body: Any) -> None:
-        with using(self._own):
-            self._on_message(source, head, memoryview(b"") if body is None else body)
-
-    def send(self, to: int, head: bytes, body: memoryview | None = None) -> None:
-        self._network.send(self._name, self._own.rank(), to, head, body)
-        if not self._network.busy:
-            self._network.deliver(self._own.rank())
-            self._own.pass_turn()
-
-    def check(self) -> None:
-        if self._own.ranks.failure:
-            raise AutosyncError("another rank is gone")
-        self._network.waiting.add(self._own.rank())
-        if not self._network.deliver(self._own.rank()):
-            self._own.pass_turn()
-        self._network.waiting.discard(self._own.rank())
-
-    def close_in_background(self) -> None:
-        pass
-
-
-class ThreadAsynchronous(Asynchronous):
-    """Lets its endpoint know it."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        endpoint: Any = self._endpoint
-        endpoint.owner = weakref.ref(self)
-
-
 @pytest.fixture(autouse=True)
-def _messages_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asynchronous, "open_endpoint", ThreadEndpoint)
-    monkeypatch.setattr(asynchronous, "_LOOK_S", 0)
-    monkeypatch.setattr(no_barrier, "Asynchronous", ThreadAsynchronous)
+def _votes_in_every_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Votes, "EVERY", 2)
 
 
@@ -238,7 +133,6 @@ def _check_staleness(case: Case, own: ProtocolPhases, clocks: dict[int, int]) ->
 
 def run(case: Case, loader: Any, begin: Any, **faults: Any) -> tuple[ThreadRanks, list[Any]]:
     ranks = ThreadRanks(case.ranks, seed=case.seed, **faults)
-    _NETWORKS[ranks] = Network(case.seed)
     clocks: dict[int, int] = {}
     return ranks, ranks.outcomes(lambda: training(case, loader, begin, clocks))
 
@@ -348,7 +242,6 @@ def test_nothing_is_left_out_of_rounds_before_steps_without_a_barrier(
         raise AssertionError("steps had a barrier to the end")
 
     ranks = ThreadRanks(2, seed=1)
-    _NETWORKS[ranks] = Network(1)
     assert ranks.run(body) == [0.0, 0.0]
 
 
@@ -383,7 +276,6 @@ def test_ranks_that_step_together_again_have_one_loss_scale(
         return scaler.state_dict(), own.values()
 
     ranks = ThreadRanks(case.ranks, seed=case.seed)
-    _NETWORKS[ranks] = Network(case.seed)
     (scale, first), (other, second) = ranks.run(body)
     assert scale == other and scale["scale"] == 512
     assert all(map(torch.equal, first, second))
@@ -437,7 +329,6 @@ def test_any_plan_may_follow_any_other(case: Any, loader: Any, begin: Any) -> No
         return after
 
     ranks = ThreadRanks(size, seed=seed)
-    _NETWORKS[ranks] = Network(seed)
     seen = ranks.run(body)
     parameters = [torch.ones(shape) for shape in _SHAPES]
     for epoch, (_, batches, _) in enumerate(epochs):

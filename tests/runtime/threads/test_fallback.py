@@ -1,0 +1,228 @@
+"""Fallbacks of the loss guard of ranks in threads: from any lossy plan, at any step.
+
+The losses of some ranks are wrong from some step on. All ranks then restore the same snapshot after
+the same step, and go on as one optimizer with the mean gradients does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.operations import collectives, join, rank
+from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
+from hvd_autosync.runtime.guard import guard, handler
+from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.runtime.sync.phase import Votes
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
+
+_SHAPES = [(4, 3), (5,), (2, 8)]
+_RATE = 0.5
+#: Windows are as short as this here; a loss is tested two windows later at the latest.
+_WINDOW = 4
+
+
+class LossesOfRanks:
+    """As ``Losses``, those of the rank that asks."""
+
+    def __init__(self) -> None:
+        self._of: defaultdict[int, Losses] = defaultdict(Losses)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of[rank()], name)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training.
+
+    Attributes:
+        seed: Of the order of turns and messages.
+        plan: The lossy plan.
+        epochs: Batches of each epoch.
+        momentum: Of SGD.
+        wrong_from: The first step with a wrong loss.
+        wrong: The wrong loss.
+        of_ranks: For each rank whether its loss is wrong then.
+        delays: For each rank how often others run between its backward pass and its step.
+    """
+
+    seed: int
+    plan: SyncPlan
+    epochs: tuple[int, ...]
+    momentum: float
+    wrong_from: int
+    wrong: float
+    of_ranks: tuple[bool, ...]
+    delays: tuple[int, ...]
+
+    def loss(self, of_rank: int, step: int) -> float:
+        """One loss."""
+        healthy = 1 + (7 * step + of_rank) % 3 / 64
+        return self.wrong if self.of_ranks[of_rank] and step >= self.wrong_from else healthy
+
+
+def codecs() -> st.SearchStrategy[ClassPlan]:
+    names = st.sampled_from(["fp16", "bf16", "int8", "topk", "powersgd"])
+    return st.builds(ClassPlan, codec=names, ratio=st.just(0.2), rank=st.just(1))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> SyncPlan:
+    """Lossy ones."""
+    schedule = draw(st.sampled_from([None, Schedule(base=3), Schedule(base=6, start=5)]))
+    protocol = draw(
+        st.one_of(
+            st.none(),
+            st.builds(
+                Protocol,
+                kind=st.sampled_from(["asp", "ssp"]),
+                staleness=st.integers(0, 2),
+                share=st.sampled_from([0.0, 0.4]),
+                async_first=st.booleans(),
+                momentum=st.sampled_from(["kept", "zero"]),
+                total=st.just(4 * 3 * 40),
+            ),
+        )
+    )
+    coded = codecs()
+    rest = draw(st.one_of(st.just(ClassPlan()), coded) if schedule or protocol else coded)
+    large = draw(st.sampled_from([ClassPlan(), ClassPlan("sharded"), ClassPlan(lossless=True)]))
+    order = draw(st.sampled_from(["arrival", "priority"]))
+    exchange = ExchangePlan(draw(st.integers(0, 2)), order=order, large=large, rest=rest)
+    return SyncPlan(exchange, {"large": ("p0",)}, schedule, protocol)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    plan = draw(plans())
+    epochs = tuple(draw(st.lists(st.integers(12, 20), min_size=2, max_size=3)))
+    # A rise is one above earlier losses, of which the guard forgets those of another phase.
+    rises = plan.protocol is None and sum(epochs) >= 36 and draw(st.booleans())
+    first = 24 if rises else 1
+    of_ranks = draw(st.lists(st.booleans(), min_size=2, max_size=4).filter(any))
+    delay = st.integers(0, 3)
+    return Case(
+        draw(st.integers(0, 10**6)),
+        plan,
+        epochs,
+        draw(st.sampled_from([0.0, 0.5])),
+        draw(st.integers(first, sum(epochs) - 3 * _WINDOW)),
+        100.0 if rises else math.nan,
+        tuple(of_ranks),
+        tuple(draw(st.lists(delay, min_size=len(of_ranks), max_size=len(of_ranks)))),
+    )
+
+
+def gradient(of_rank: int, step: int, place: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * of_rank + 10 * step + place)
+    return torch.randint(-3, 4, _SHAPES[place], generator=generator).float()
+
+
+@dataclass
+class Seen:
+    """What one rank has seen.
+
+    Attributes:
+        before: The parameters after each step before the fallback.
+        fell_back: The number of steps at the fallback.
+        momenta: Those right after it.
+        after: The parameters after it, and after each later step.
+    """
+
+    before: list[list[torch.Tensor]] = field(default_factory=list)
+    fell_back: int = 0
+    momenta: list[torch.Tensor | None] = field(default_factory=list)
+    after: list[list[torch.Tensor]] = field(default_factory=list)
+
+
+def training(case: Case, loader: Any, begin: Any) -> Seen:
+    own = begin(_SHAPES, case.plan, momentum=case.momentum)
+    seen, step = Seen(before=[own.values()]), 0
+
+    def delay() -> None:
+        for _ in range(case.delays[rank()]):
+            collectives().pass_turn()  # type: ignore[attr-defined]
+
+    def fallen_back() -> bool:
+        if own.sync.exact and not seen.after:
+            seen.fell_back, seen.after = step, [own.values()]
+            seen.momenta = momenta(own)
+            return True
+        return False
+
+    for batches in case.epochs:
+        known = getattr(own.sync._progress, "epochs", None)
+        for _ in range(batches) if known is None else loader(known, batches):
+            fallen_back()  # at the end of an epoch
+            losses: Any = current.losses
+            losses.seen(torch.tensor(case.loss(rank(), step)))
+            gradients = {place: gradient(rank(), step, place) for place in range(len(_SHAPES))}
+            own.step(gradients, between=delay)
+            step += 1
+            if not fallen_back():
+                (seen.after or seen.before).append(own.values())
+    fallen_back()
+    assert own.sync.exact and not own.sync.guard.watches
+    own.method.before_sharing()
+    join()
+    return seen
+
+
+def momenta(own: Any) -> list[torch.Tensor | None]:
+    """Copies of what all ranks have; shards' are not known to all."""
+    own.method.make_whole()
+    found = (own.optimizer.state.get(each, {}).get("momentum_buffer") for each in own.parameters)
+    return [None if each is None else each.clone() for each in found]
+
+
+def reference(case: Case, seen: Seen) -> list[list[torch.Tensor]]:
+    """The parameters after each step since the fallback, with the means of all gradients."""
+    parameters = [torch.nn.Parameter(each.clone()) for each in seen.after[0]]
+    optimizer = torch.optim.SGD(parameters, lr=_RATE, momentum=case.momentum)
+    for parameter, momentum in zip(parameters, seen.momenta, strict=True):
+        if momentum is not None:
+            optimizer.state[parameter]["momentum_buffer"] = momentum.clone()
+    after = [seen.after[0]]
+    for step in range(seen.fell_back, sum(case.epochs)):
+        for place, parameter in enumerate(parameters):
+            gradients = [gradient(r, step, place) for r in range(len(case.of_ranks))]
+            parameter.grad = sum(gradients[1:], gradients[0]) / len(gradients)
+        optimizer.step()
+        after.append([each.detach().clone() for each in parameters])
+    return after
+
+
+@given(case=cases())
+@settings(max_examples=25)
+def test_all_ranks_fall_back_at_once_and_go_on_exactly(
+    case: Case, loader: Any, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current, "run", None)
+    monkeypatch.setattr(current, "losses", LossesOfRanks())
+    monkeypatch.setattr(guard, "LOSS_WINDOW", _WINDOW)
+    monkeypatch.setattr(handler, "_GUARDS", [])
+    monkeypatch.setattr(Votes, "EVERY", 2)
+    first, *others = seen = ThreadRanks(len(case.of_ranks), seed=case.seed).run(
+        lambda: training(case, loader, begin)
+    )
+    assert case.wrong_from < first.fell_back <= sum(case.epochs)
+    for each in others:
+        assert each.fell_back == first.fell_back
+        for own, same in zip(each.after, first.after, strict=True):
+            assert all(map(torch.equal, own, same)), "ranks differ"
+    for each in seen:
+        assert any(all(map(torch.equal, each.after[0], known)) for known in each.before)
+    for whole, wanted in zip(first.after, reference(case, first), strict=True):
+        torch.testing.assert_close(whole, wanted, rtol=1e-5, atol=1e-4)
