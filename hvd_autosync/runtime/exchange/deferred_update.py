@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import gc
 import weakref
 from collections import defaultdict
@@ -30,7 +29,12 @@ from torch import nn
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.operations import CollectiveError, collectives, copies_to_host
+from hvd_autosync.runtime.collectives.operations import (
+    CollectiveError,
+    collectives,
+    copies_to_host,
+    once_per_rank,
+)
 from hvd_autosync.runtime.collectives.settling import settle_before
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import Bucket
@@ -51,9 +55,14 @@ _HINT = "Leave the knob order out of the strategy, or set it to 'arrival'."
 #: Steps in which gradients are observed, and the last step that is made at once.
 _OBSERVED, _REHEARSED = 2, 3
 
-_LIVE: weakref.WeakSet[Any] = weakref.WeakSet()
 #: Those with deferred steps, which must be made even if the script drops their optimizer.
 _WAITING: set[Any] = set()
+
+
+@once_per_rank
+def _live() -> weakref.WeakSet[Any]:
+    """Those of this rank, whose operations no other rank waits for."""
+    return weakref.WeakSet()
 
 
 class DeferredUpdate:
@@ -86,7 +95,7 @@ class DeferredUpdate:
         self._class = marked_class(self._reach, weakly(self.arrived))
         self._marked: set[nn.Parameter] = set()
         self._warned: set[str] = set()
-        _LIVE.add(self)
+        _live().add(self)
         _settle_at_the_end()
         before_compiling(_stop_all)
         if not steps_by_element(optimizer):
@@ -118,7 +127,7 @@ class DeferredUpdate:
         """Make all deferred steps, and watch modules no longer."""
         self.settle_all()
         self._possible = False
-        _LIVE.discard(self)
+        _live().discard(self)
         unwatch_modules(self._reach)
 
     def arrived(self, parameter: nn.Parameter) -> None:
@@ -336,7 +345,7 @@ def collect_dropped(parameters: Collection[nn.Parameter]) -> None:
     Args:
         parameters: Those of the optimizer that is being created.
     """
-    found = [update for update in _LIVE if update.steps_any(parameters)]
+    found = [update for update in _live() if update.steps_any(parameters)]
     while found:
         found.pop().settle_all()
         if not found:
@@ -345,7 +354,7 @@ def collect_dropped(parameters: Collection[nn.Parameter]) -> None:
 
 def _stop_all(why: str) -> None:
     """Defer no step any more: compiled code may read parameters without Python's knowledge."""
-    possible = [update for update in _LIVE if update.possible]
+    possible = [update for update in _live() if update.possible]
     for update in possible:
         update.stop(why)
     if possible:
@@ -353,11 +362,11 @@ def _stop_all(why: str) -> None:
 
 
 def _settle_live() -> None:
-    for update in list(_LIVE):
+    for update in list(_live()):
         update.settle_all()
 
 
-@functools.cache
+@once_per_rank
 def _settle_at_the_end() -> None:
     """Make deferred steps before ``hvd.join()`` and ``hvd.shutdown()``, which drop operations.
 
@@ -365,7 +374,7 @@ def _settle_at_the_end() -> None:
     """
 
     def settle() -> None:
-        for update in list(_LIVE):
+        for update in list(_live()):
             # Another rank may be gone, and join() or shutdown() must not fail for deferred steps.
             with contextlib.suppress(CollectiveError, AutosyncError):
                 update.settle_all()
