@@ -16,13 +16,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
-from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
+from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks, calls
+from hvd_autosync.runtime.exchange import deferred_update
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _SHAPES = [(4, 3), (6, 2), (5,), (1, 8), (3, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _deferred_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters need no module to be deferred, and operations change no version, as Horovod's."""
+    monkeypatch.setattr(deferred_update, "watch_modules", lambda parameters, _: {*parameters})
+    monkeypatch.setattr(deferred_update, "unwatch_modules", lambda *_: None)
+    deliver = calls._deliver
+
+    def deliver_unseen(call: calls.Call, *values: torch.Tensor) -> None:
+        with torch.autograd._unsafe_preserve_version_counter(call.outputs or ()):
+            deliver(call, *values)
+
+    monkeypatch.setattr(calls, "_deliver", deliver_unseen)
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,7 @@ def cases(draw: st.DrawFn) -> Case:
     plan = ExchangePlan(
         buckets=draw(st.integers(0, 3)),
         rule=draw(st.sampled_from(["ordered", "size"])),
+        order=draw(st.sampled_from(["arrival", "priority"])),
         **{name: draw(class_plans(two_levels=hosts > 1)) for name in PARAMETER_CLASSES},
     )
     matrices = [name for name in PARAMETER_CLASSES if plan.of(name).exchange != "rows"]
@@ -75,12 +91,12 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from(PARAMETER_CLASSES if len(shape) > 1 or not matrices else matrices))
         for shape in _SHAPES
     )
-    all_steps = 4
+    all_steps = 5 if plan.order == "priority" else 4  # the first three are not deferred
     order = st.permutations(range(len(_SHAPES))).flatmap(
         lambda order: st.integers(0, 2).map(lambda missing: tuple(order[missing:]))
     )
     arrivals = tuple(tuple(draw(order) for _ in range(all_steps)) for _ in range(ranks))
-    steps = tuple(draw(st.sampled_from([4, 4, 1, 2, 3])) for _ in range(ranks))
+    steps = tuple(all_steps - draw(st.sampled_from([0, 0, 1, 2, 3])) for _ in range(ranks))
     return Case(
         ranks,
         hosts,
@@ -113,8 +129,11 @@ def training(case: Case, begin: Any) -> list[list[torch.Tensor]]:
         arriving = case.arrivals[rank()][step]
         gradients = {place: gradient(rank(), step, place) for place in arriving}
         own.step(gradients, in_step=case.in_step)
+        if step == case.steps[rank()] - 1:
+            join()
+        for place in arriving:  # as forward does, before the others
+            own.parameters[place].detach()
         after.append(own.values())
-    join()
     return after
 
 
@@ -176,6 +195,22 @@ def test_an_operation_that_fails_ends_all(case: Case, at: int, begin: Any) -> No
     outcomes = ranks.outcomes(lambda: training(case, begin))
     failed = [isinstance(each, CollectiveError) for each in outcomes]
     assert all(failed) or not any(failed)
+
+
+def test_updates_are_deferred(begin: Any) -> None:
+    """Until they are read, or ranks join; those of other ranks stay."""
+
+    def body() -> list[int]:
+        own, waiting = begin(_SHAPES, SyncPlan(ExchangePlan(order="priority"))), []
+        for step in range(6):
+            own.step({place: gradient(rank(), step, place) for place in range(len(_SHAPES))})
+            waiting.append(len(own.method._deferred_update._waiting))
+            if step < 5 or rank() == 1:
+                own.values()
+        join()
+        return [*waiting, len(own.method._deferred_update._waiting)]
+
+    assert ThreadRanks(2, seed=1).run(body) == [[0, 0, 0, 5, 5, 5, 0]] * 2
 
 
 @pytest.mark.parametrize("schedule", [None, Schedule(2)])
