@@ -139,6 +139,7 @@ class FlatBucket(Bucket):
         exchange: Reduces it in another way, if there is one.
         codec: The codec that this exchange uses, if any.
         bounds: The elements to exchange, if it is a slice of a single parameter.
+        coded_from: The first element of the flat tensor that the codec reduces on this rank.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class FlatBucket(Bucket):
         exchange: Exchange | None = None,
         codec: Codec | None = None,
         bounds: tuple[int, int] | None = None,
+        coded_from: int = 0,
     ) -> None:
         super().__init__(name, parameters)
         self.needs_all = exchange is not None
@@ -157,6 +159,7 @@ class FlatBucket(Bucket):
         self._plain = plain
         self._exchange = exchange or plain
         self._slice = slice(*bounds) if bounds else slice(None)
+        self._coded_from = coded_from
         own = self.parameters[0].dtype
         self._in_place = len(self.parameters) == 1 and wire_dtype(own) == own
         self._flat: torch.Tensor | None = None
@@ -174,13 +177,15 @@ class FlatBucket(Bucket):
         left = None if self.codec is None else self.codec.left_out()
         if left is None:
             return
-        begin = 0
+        begin = -self._coded_from
         for parameter in self.parameters:
             gradient = dense_gradient(parameter).view(-1)
             if len(self.parameters) == 1:
                 gradient = gradient[self._slice]
-            gradient.add_(left[begin : begin + gradient.numel()])
-            begin += gradient.numel()
+            end = begin + gradient.numel()
+            own = left[max(begin, 0) : max(end, 0)]
+            gradient[max(-begin, 0) :][: own.numel()].add_(own)
+            begin = end
         left.zero_()
 
     def drop_codec(self) -> None:

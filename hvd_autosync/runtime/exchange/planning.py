@@ -192,9 +192,11 @@ class Planning:
         columns = matrix_shape(first.shape)[1] if len(group) == 1 else 1
         plain = Flat(self._scaling)
         exchange: Exchange | None = None
+        coded_from = 0
         if plan.exchange == "hierarchical":
             levels = two_levels()
             own = own_bounds(count, columns, levels)
+            coded_from = own[0]
             codec = make_codec(plan, own[1] - own[0], like, levels.across.size(), columns)
             exact: Reduction = LosslessSum() if plan.lossless else allreduce
             exchange = Hierarchical(levels, own, like, self._scaling, codec or exact)
@@ -209,7 +211,7 @@ class Planning:
             codec = make_codec(plan, count, like, size(), columns)
             coded = LosslessSum() if plan.lossless else codec
             exchange = Flat(self._scaling, coded) if coded else None
-        return FlatBucket(name, group, plain, exchange, codec, bounds)
+        return FlatBucket(name, group, plain, exchange, codec, bounds, coded_from)
 
     def plain(self, parameters: Sequence[torch.nn.Parameter]) -> list[Bucket]:
         """Buckets of one gradient each, for plain allreduces."""
