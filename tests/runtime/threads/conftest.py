@@ -27,6 +27,7 @@ from hvd_autosync.runtime.sync import asynchronous, no_barrier
 from hvd_autosync.runtime.sync.asynchronous import Asynchronous
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.search_space.sync_plan import SyncPlan
+from hvd_autosync.util import patches
 
 
 class StateServerOfThreads:
@@ -138,6 +139,14 @@ class ThreadAsynchronous(Asynchronous):
         super().__init__(*args, **kwargs)
         endpoint: Any = self._endpoint
         endpoint.owner = weakref.ref(self)
+
+
+@pytest.fixture(autouse=True)
+def _no_patch_is_left() -> Iterator[None]:
+    before = {*patches._installed}  # of other tests of this process, which install them once
+    yield
+    own = [name for name in reversed([*patches._installed]) if name not in before]
+    assert not [name for name in own if not patches.uninstall(name)]
 
 
 @pytest.fixture(autouse=True)
