@@ -15,6 +15,8 @@ from hvd_autosync.launch.trial_files import offline_trackers
 from hvd_autosync.runtime.driver.environment import TRIAL_VARIABLE, spec_from_environment
 from hvd_autosync.search_space import Strategy, build_space
 from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
@@ -164,7 +166,8 @@ def plant_lossy_winner(job: Job) -> str:
     job.store.describe_task(planted.study_id, study.task, space)
     lossy, exact = Strategy({"buckets": 1, "rest_codec": "bf16"}), Strategy({"cycle_time_ms": 2.0})
     compared = tuple(Comparison(each, 1.5, 1.2, 1.8, 3) for each in (lossy, exact))
-    found = Conclusion(lossy, "it was planted", "", 0.1, compared)
+    verdict = Verdict(lossy, Outcome.ADMITTED, 1.0, 1.0, 0.1, "", 0.01, 4)
+    found = Conclusion(lossy, "it was planted", "", 0.1, compared, (verdict,))
     job.store.finish(planted.study_id, StudyStatus.FINISHED, found.to_json(), lossy)
     return planted.study_id
 

@@ -21,6 +21,8 @@ from hvd_autosync.search_space import (
     build_space,
 )
 from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 
@@ -52,7 +54,8 @@ def judged(options: Options) -> Callable[[dict[str, Value]], StudyRecord]:
         space = build_space(TASK.model, TASK.resources, allow=groups)
         store.describe_task(study.study_id, TASK, space)
         winner = space.complete(Strategy(changed))
-        found = Conclusion(winner, "it won", "", 0.2).to_json()
+        verdict = Verdict(winner, Outcome.ADMITTED, 1.0, 1.0, 0.01, "", 0.001, 4)
+        found = Conclusion(winner, "it won", "", 0.2, verdicts=(verdict,)).to_json()
         store.finish(study.study_id, StudyStatus.FINISHED, found, winner)
         return store.study(study.study_id)
 

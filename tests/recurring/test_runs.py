@@ -20,6 +20,8 @@ from hvd_autosync.recurring import runs as recurring_runs
 from hvd_autosync.recurring.runs import outcomes_of, plan_run, record_of, run_recurring, strategy_at
 from hvd_autosync.search_space import Host, SearchSpace, Strategy, catalogue_knob
 from hvd_autosync.search_space.catalogue import is_exact
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore
 
@@ -145,7 +147,8 @@ def test_lossy_knobs_do_not_outlast_their_admission(
     ).study_id
     space = SearchSpace((catalogue_knob("buckets"), catalogue_knob("rest_codec")))
     store.describe_task(study_id, None, space)
-    outcome = Conclusion(winner, "it won", "", 0.1).to_json()
+    verdict = Verdict(winner, Outcome.ADMITTED, 1.0, 1.0, 0.1, "", 0.01, 4)
+    outcome = Conclusion(winner, "it won", "", 0.1, verdicts=(verdict,)).to_json()
     store.finish(study_id, StudyStatus.FINISHED, outcome, winner)
     first = RunOutcome(0, report=RunReport(0.9, 0.5, 960, 60, fell_back=changed == "fallback"))
     trainings = Trainings(monkeypatch, first, came_to(0.9))
