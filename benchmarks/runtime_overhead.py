@@ -4,8 +4,8 @@ Three copies of each model train in one job: one under Horovod's own optimizer, 
 its default plan, and, as a control, another under Horovod's. They take their steps in turns (in an
 order that is drawn by lot), so that all see the same machine. Where a copy lies in memory makes its
 steps some percent longer or shorter for as long as it lives, so each block of rounds has new
-copies, made in an order that is drawn by lot. A block gives the ratios of ours and of the control
-to Horovod's, of median times; the table shows the medians of blocks with 95 % intervals from order
+copies, made in an order that is drawn by lot. A block gives the median ratios of ours and of the
+control to Horovod's; the table shows the medians of blocks with 95 % intervals from order
 statistics. The aim is at most 1.00, never above 1.02. Peak memory comes from two more jobs that
 train one copy each.
 
@@ -75,7 +75,9 @@ def _ratio(steps: list[dict[str, str]], name: str) -> str:
     """The median of the blocks' ratios to Horovod's, with its interval."""
     numbers = dict.fromkeys(r["block"] for r in steps)
     blocks = [[r for r in steps if r["block"] == number] for number in numbers]
-    ratios = (_median(block, name) / _median(block, "horovod") for block in blocks)
+    ratios = (
+        statistics.median(float(r[name]) / float(r["horovod"]) for r in block) for block in blocks
+    )
     return "{:.3f} ({:.3f} .. {:.3f})".format(*median_interval(ratios))
 
 
@@ -151,7 +153,7 @@ def main() -> None:
     )
     add("--models", default="ncf,vgg,resnet,bert", metavar="M,...", help="(default: %(default)s)")
     add("--blocks", type=int, default=40, help="each with new copies (default: %(default)s)")
-    add("--rounds", type=int, default=20, help="of steps in each block (default: %(default)s)")
+    add("--rounds", type=int, default=60, help="of steps in each block (default: %(default)s)")
     add("--warmup", type=int, default=4, help="rounds that do not count (default: %(default)s)")
     add_table(parser, "runtime_overhead.csv", "every round")
     args = parse(parser, show, work)
