@@ -145,6 +145,9 @@ class Study(AskTellStudy):
     def _evidence(self) -> Evidence:
         from hvd_autosync.figures import Evidence
 
-        self.record = self._store.study(self.study_id)  # it may run elsewhere
+        # Another process may run it. A finished one stays as it was given: where the loss guard has
+        # ended its winner, the record that tune() returns has the next best instead.
+        if self.record.status is StudyStatus.RUNNING:
+            self.record = self._store.study(self.study_id)
         problem = self.problem if self.record.space is not None else None
         return Evidence(self.record, self.history, problem)

@@ -9,8 +9,10 @@ import pytest
 from hvd_autosync.api.results import Study
 from hvd_autosync.errors import StudyError
 from hvd_autosync.search_space import SearchSpace, catalogue_knob
+from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.fallbacks import without_excluded
 from hvd_autosync.study.values import Conclusion, StudySettings
-from hvd_autosync.traces import StudyStatus, import_autotune_log
+from hvd_autosync.traces import Fallback, StudyStatus, import_autotune_log
 
 SPACE = SearchSpace((catalogue_knob("buckets"),))
 
@@ -50,3 +52,29 @@ def test_a_log_of_horovods_own_tuner_has_no_best(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="a log of Horovod's own tuner") as wrong:
         _ = study.best
     assert "study.trials" in wrong.value.hint
+
+
+def test_a_winner_that_the_loss_guard_has_ended_does_not_come_back(tmp_path: Path) -> None:
+    made = Study.create(SPACE, store=str(tmp_path / "t.db"))
+    trial = made.ask()
+    assert trial is not None
+    made.tell(trial, [0.1] * 20)
+    first, second = (SPACE.complete({"buckets": count}) for count in (8, 4))
+    comparisons = (Comparison(first, 1.5, 1.4, 1.6, 3), Comparison(second, 1.2, 1.1, 1.3, 3))
+    made.finish(Conclusion(first, "it was faster", "all trials were used", 0.1, comparisons))
+    made.store.keep_fallback(made.study_id, Fallback(first, 64, "the loss has risen"))
+    record = without_excluded(made.store.study(made.study_id), [first])
+    found = Study(made.store, record)  # as tune() returns it
+    assert found.best.strategy == second and found.best.speedup == 1.2
+    assert found.best.confirmed and found.record.winner == second
+
+
+def test_the_best_of_a_study_that_runs_elsewhere_is_that_of_now(tmp_path: Path) -> None:
+    here = Study.create(SPACE, store=str(tmp_path / "t.db"))
+    trial = here.ask()
+    assert trial is not None
+    here.tell(trial, [0.1] * 20)
+    there = Study.load(here.study_id, str(tmp_path / "t.db"))
+    assert not there.best.confirmed
+    here.finish(Conclusion(SPACE.default, "nothing was faster", "all trials were used", 0.1))
+    assert there.best.confirmed and there.record.status is StudyStatus.FINISHED
