@@ -11,6 +11,7 @@ from hvd_autosync.errors import StoreError
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import default_text, judged_by, seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyStatus
 from hvd_autosync.traces.opening import open_trace
@@ -150,4 +151,4 @@ class Study(AskTellStudy):
         if self.record.status is StudyStatus.RUNNING:
             self.record = self._store.study(self.study_id)
         problem = self.problem if self.record.space is not None else None
-        return Evidence(self.record, self.history, problem)
+        return Evidence(self.record, at_one_speed(self.history), problem)

@@ -148,10 +148,12 @@ def _rerun(
     from hvd_autosync.engine.replay import rerun
     from hvd_autosync.learner.registry import learner_spec
     from hvd_autosync.reporting.replayed import reruns_table
+    from hvd_autosync.study.resumed import at_one_speed
     from hvd_autosync.study.stage_budget import explored
 
     for name in learners:
         learner_spec(name)  # raises for unknown names before the long computation
+    recorded = at_one_speed(recorded)
     count = trials or len(explored(recorded))
     found = []
     for name in learners:

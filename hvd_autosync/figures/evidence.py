@@ -24,7 +24,8 @@ class Evidence:
 
     Attributes:
         study: The record of the study.
-        trials: Its trials, in order.
+        trials: Its trials, in order, with all step times as of the last default trial
+            (:func:`hvd_autosync.study.resumed.at_one_speed`).
         problem: The learner's problem; ``None`` before the space is known.
     """
 

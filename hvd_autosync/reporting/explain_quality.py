@@ -11,6 +11,7 @@ from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import TrialRecord
 
@@ -37,7 +38,7 @@ def trade_offs(
     space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
 ) -> list[TradeOff]:
     """Return the lossy strategies that were judged, fastest first."""
-    seconds = _step_s(space, trials)
+    seconds = _step_s(space, at_one_speed(trials))
     default_s = seconds.get(space.default, {})
     points = [
         (_speedup(default_s, seconds.get(v.strategy, {})), v.gap) for v in conclusion.verdicts

@@ -36,6 +36,7 @@ from hvd_autosync.search_space import SearchSpace, Strategy, every_knob
 from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.study.fallbacks import fallback_line
 from hvd_autosync.study.knob_order import with_knob_order
+from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.study import problem_of
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
@@ -89,7 +90,7 @@ def explain(store: TraceStore, study_id: str, store_option: str | None = "") -> 
     study = with_knob_order(study, trials)
     conclusion = Conclusion.of(study)
     yield _head(study)
-    yield from _result(study, trials, conclusion)
+    yield from _result(study, at_one_speed(trials), conclusion)
     if study.task is not None:
         yield Section("Task", (task_table(study.task, trials),))
     if study.space is not None and conclusion is not None:

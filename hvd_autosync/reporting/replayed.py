@@ -13,6 +13,7 @@ from hvd_autosync.reporting.listing import plain_table
 from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.related_studies import named_sources
+from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def reruns_table(
 def _recorded(trials: Sequence[TrialRecord], base: float, after: Sequence[int]) -> list[str]:
     times = [
         1e3 * t.result.step_time.mean_s if t.result and t.result.step_time else math.inf
-        for t in trials
-        if t.kind not in ("confirm", "quality", "survey")
+        for t in explored(trials)
+        if t.kind != "survey"
     ]
     if len(times) < 2:
         return []

@@ -9,6 +9,7 @@ from statistics import fmean, geometric_mean
 
 from hvd_autosync.reporting.words import STANDARD_ERRORS, first_line
 from hvd_autosync.search_space import SearchSpace, StepTime, Strategy, TrialStatus
+from hvd_autosync.study.resumed import at_one_speed, superseded_defaults
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import TrialRecord
 
@@ -51,8 +52,11 @@ def runner_ups(
 ) -> list[RunnerUp]:
     """Return the measured strategies other than the default and the winner.
 
-    Strategies that were confirmed come first; within each group the fastest comes first.
+    Strategies that were confirmed come first; within each group the fastest comes first. All step
+    times are as of the last default trial; of its repetitions only the last counts.
     """
+    superseded = superseded_defaults(trials)
+    trials = [trial for trial in at_one_speed(trials) if trial.number not in superseded]
     explored: dict[Strategy, tuple[TrialRecord, StepTime]] = {}
     for trial in trials:
         time = trial.result.step_time if trial.result else None

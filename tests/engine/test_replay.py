@@ -244,6 +244,25 @@ def test_commands(tmp_path: Path, store: TraceStore, recorded: AskTellStudy) -> 
         assert run(app, ["replay", str(path), *wrong]).exit_code != 0
 
 
+def test_learners_play_at_the_speed_of_the_last_default(tmp_path: Path) -> None:
+    store = TraceStore(tmp_path / "traces.db")
+    study = AskTellStudy.create(SPACE, store=store)
+    for kind, values, seconds in (
+        ("default", {}, 0.1),
+        ("sobol", {"buckets": 4}, 0.08),
+        ("default", {}, 0.2),  # the study has rested
+        ("sobol", {"buckets": 8}, 0.3),
+    ):
+        number = store.ask(study.study_id, Strategy(values), kind, {})
+        result = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", (seconds,) * 20),))
+        store.tell(study.study_id, number, result)
+    words = ["--learner", "random", "--seeds", "1", "--store", str(tmp_path / "traces.db")]
+    done = CliRunner().invoke(app, ["replay", study.study_id, *words])
+    assert done.exit_code == 0, done.output
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("as recorded")]
+    assert "1.25x" in line and "2.50x" not in done.stdout
+
+
 def test_a_table_of_somebody_elses_learner_says_so() -> None:
     done = CliRunner().invoke(app, ["replay", str(TABLE), "--verify"])
     assert "decisions of a learner that is not part of this program" in done.stdout

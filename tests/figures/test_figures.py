@@ -19,6 +19,7 @@ from hvd_autosync.reporting.words import STANDARD_ERRORS
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
+    Strategy,
     TrialResult,
     TrialStatus,
     catalogue_knob,
@@ -91,6 +92,27 @@ def test_the_page_has_no_figure_of_a_knob_without_an_effect(without_buckets: Stu
     titles = [figure.layout.meta["title"] for figure in _figures(without_buckets)]
     assert "Step time along buckets" in titles
     assert "Step time along bucket_rule" not in titles
+
+
+def test_days_of_another_speed_are_drawn_at_that_of_the_last_default(tmp_path: Path) -> None:
+    space = SearchSpace((catalogue_knob("buckets"),))
+    study = Study.create(space, store=str(tmp_path / "t.db"))
+    for kind, strategy, seconds in (
+        ("default", Strategy(), 0.05),
+        ("sobol", space.complete({"buckets": 4}), 0.04),
+        ("default", Strategy(), 0.1),  # the study has rested
+        ("sobol", space.complete({"buckets": 8}), 0.09),
+    ):
+        number = study.store.ask(study.study_id, strategy, kind, {})
+        rank = RankReport(0, "a", (seconds,) * 20)
+        study.store.tell(study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(rank,)))
+    lines = {trace.name: trace for trace in study.plot.convergence().data}
+    assert list(lines["fastest so far"].y) == pytest.approx([100, 80, 80])
+    assert list(lines["the default's trial"].y) == pytest.approx([100, 100])
+    boxes = {box.x[0]: box.y[0] for box in study.plot.step_times().data}
+    assert boxes == pytest.approx({"trial 0": 100, "trial 1": 80, "trial 2": 100, "trial 3": 90})
+    assert study.trials.step_ms.tolist() == pytest.approx([50, 40, 100, 90]), "as it was measured"
+    assert study.best.speedup == pytest.approx(1.25)
 
 
 def test_each_says_what_to_look_for(every: dict[str, Any]) -> None:

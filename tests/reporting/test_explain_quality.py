@@ -11,7 +11,14 @@ import pytest
 from hvd_autosync.errors import StudyError
 from hvd_autosync.reporting.explain_quality import WORDS, quality_lines, trade_offs
 from hvd_autosync.reporting.strategy_export import exported_strategy
-from hvd_autosync.search_space import RankReport, SearchSpace, TrialResult, TrialStatus, build_space
+from hvd_autosync.search_space import (
+    RankReport,
+    SearchSpace,
+    Strategy,
+    TrialResult,
+    TrialStatus,
+    build_space,
+)
 from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.strategy_file import read_strategy
 from hvd_autosync.study.noninferiority import Outcome
@@ -93,6 +100,26 @@ def test_the_speedup_is_that_of_trials_with_the_same_seed(author: Any) -> None:
     topk, int8 = trade_offs(space, study.history, conclusion)
     assert int8.speedup == pytest.approx(2.5)
     assert topk.speedup == pytest.approx(5.0 * 1.3**0.4), "no seed is shared: over all trials"
+
+
+def test_a_day_of_another_speed_makes_no_lossy_strategy_faster(author: Any) -> None:
+    task = author.task
+    space = build_space(task.model, task.resources, allow=("codec",))
+    study = AskTellStudy.create(space, store=author.store, task=task)
+    int8 = space.complete({"large_codec": "int8"})
+    for kind, strategy, seconds in (
+        ("default", Strategy(), 0.05),
+        ("quality", space.default, 0.05),
+        ("default", Strategy(), 0.1),  # the study has rested
+        ("quality", int8, 0.08),
+    ):
+        number = author.store.ask(study.study_id, strategy, kind, {"seed": 7})
+        rank = RankReport(0, "a", (seconds,) * 20)
+        author.store.tell(study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(rank,)))
+    verdicts = (Verdict(int8, Outcome.ADMITTED, 1.0, 1.0, 0.1, "so it is"),)
+    conclusion = Conclusion(space.default, "why", "how", 0.1, (), verdicts)
+    (found,) = trade_offs(space, study.history, conclusion)
+    assert found.speedup == pytest.approx(1.25)
 
 
 def test_any_of_them_as_a_file(

@@ -170,6 +170,23 @@ def test_a_restricted_default_is_not_the_unchanged_job(
     assert "your restricted default" in answer_line(author.study.record)
 
 
+def test_after_a_rest_the_unchanged_job_is_as_slow_as_the_restricted_default(
+    store: TraceStore, author: Any
+) -> None:
+    document = {"knobs": {"fusion_threshold_bytes": {"fixed": 1 << 20}}}
+    model, resources = author.task.model, author.task.resources
+    space = build_space(model, resources, default_controller=default_controller(resources.build))
+    author.space = restrict_space(space, document)
+    store.describe_task(author.study_id, author.task, author.space)
+    author.trial("default", {}, mean_s=0.02)
+    author.trial("default", dict(author.space.default), mean_s=0.05)
+    author.trial("default", dict(author.space.default), mean_s=0.1)  # on a slower day
+    author.trial("model", {"controller": "gloo"}, mean_s=0.12)
+    author.confirm()
+    answer = " ".join(section(shown(store), "Result").split())
+    assert "The unchanged job: 40." in answer or "The unchanged job: 39." in answer
+
+
 def test_a_running_study_has_no_answer_yet(store: TraceStore, author: Any) -> None:
     author.explore()
     text = shown(store)

@@ -139,3 +139,18 @@ def test_a_study_of_the_default_alone_has_no_runner_ups(author: Any) -> None:
     author.trial("default", {})
     author.confirm()
     assert reasons(author) == {}
+
+
+def test_after_a_rest_all_are_compared_at_the_speed_of_the_last_default(author: Any) -> None:
+    author.trial("default", {}, mean_s=0.05)
+    author.trial("sobol", {"cycle_time_ms": 20.0}, mean_s=0.048)
+    author.trial("default", {}, mean_s=0.1)  # on a day that is half as fast
+    author.trial("sobol", {"buckets": 4}, mean_s=0.08)
+    finish(author, author.space.default, "there was no time left")
+    found = runner_ups(author.space, author.study.history, author.study.conclusion)
+    slower_day, faster_day = found
+    assert author.space.describe(slower_day.strategy) == "buckets=4"
+    assert slower_day.speedup == pytest.approx(1.25, rel=0.02)
+    assert faster_day.step_s == pytest.approx(0.096, rel=0.02)
+    assert faster_day.speedup == pytest.approx(1.04, rel=0.02)
+    assert all(each.high - each.low < 0.1 for each in found), "the days are no spread of launches"
