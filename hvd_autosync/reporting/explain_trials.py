@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from hvd_autosync.reporting.listing import plain_table, strategy_text
-from hvd_autosync.reporting.runner_ups import RunnerUp, confirmed_step_s, runner_ups
+from hvd_autosync.reporting.runner_ups import RunnerUp, runner_ups
 from hvd_autosync.reporting.words import (
     LEVEL,
     first_line,
@@ -23,19 +23,6 @@ from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TrialRecord
 
 _SHOWN = 5
-
-
-def step_times(
-    space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
-) -> tuple[float, float]:
-    """Step times of the default and the winner, seconds; from the confirmation if there was one.
-
-    A study that reuses the winner of another study has measured the default only.
-    """
-    confirmed = confirmed_step_s(space, trials)
-    if conclusion.winner in confirmed and space.default in confirmed:
-        return confirmed[space.default], confirmed[conclusion.winner]
-    return conclusion.default_s, conclusion.winner_s
 
 
 def lost_strategies(

@@ -20,7 +20,6 @@ from hvd_autosync.reporting.explain_trials import (
     lost_strategies,
     parts_text,
     sample_table,
-    step_times,
 )
 from hvd_autosync.reporting.recipe import Recipe, recipe
 from hvd_autosync.reporting.strategy_export import WINNER
@@ -181,8 +180,8 @@ def _concluded(
     if best is not None:
         yield Text(gain_text(best, study.space, judged_by(study)), style="bold green")
         yield Text(printable(study.space.describe(conclusion.winner)), style="bold green")
-        default_s, winner_s = step_times(study.space, trials, conclusion)
-        yield f"{seconds_text(default_s)} per step became {seconds_text(winner_s)}."
+        before, after = seconds_text(conclusion.default_s), seconds_text(conclusion.winner_s)
+        yield f"{before} per step became {after}."
     else:
         kept = default_text(study.space, judged_by(study))
         yield Text(f"No gain found: use {kept}.", style="bold")

@@ -82,6 +82,18 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     assert "\nbuckets = 8\n" in recipe and "\ncycle_time_ms = 5.0\n" in recipe
 
 
+def test_the_step_times_are_those_of_the_rounds_of_the_comparison(
+    store: TraceStore, author: Any
+) -> None:
+    """Their ratio is the speed-up; a round in which the winner was not measured counts in none."""
+    author.explore()
+    author.trial("confirm", dict(author.space.default), mean_s=0.2)
+    author.confirm()
+    answer = section(shown(store), "Result")
+    assert re.search(r"1\.3[12]x faster than the default", answer)
+    assert re.search(r"50\.0 ms per step became (37\.9|38\.[01]) ms\.", answer)
+
+
 def test_a_winner_that_the_loss_guard_has_ended_is_reported(
     store: TraceStore, finished: StudyRecord
 ) -> None:
