@@ -22,6 +22,10 @@ from hvd_autosync.traces.anonymous import NO_NAMES_HINT, is_anonymous
 from hvd_autosync.util.printable import shell_line
 from hvd_autosync.util.versions import MEASURED, other_versions
 
+#: Maximum number of trials before confirmation if a job is tuned again, because of drift or because
+#: the loss guard abandoned its winner.
+RETUNE_TRIALS = 8
+
 
 def winner_for(study: StudyRecord, job: Job) -> Strategy:
     """Return the winner of ``study``, after a check that ``job`` can run under it.
@@ -98,6 +102,19 @@ def why_again(known: StudyRecord, feasible: StudyRecord, options: Options) -> st
     if feasible is known or found_another or StudySettings.from_json(known.settings).retune:
         return ""
     return "the loss guard ended its winner, and no other strategy was confirmed to be faster"
+
+
+def nothing_to_reuse(again: str) -> ConfigurationError:
+    """Return the error that ``reuse`` is ``only`` and no study of the job can be reused.
+
+    Args:
+        again: Why its last study cannot; empty: it has none.
+    """
+    return ConfigurationError(
+        f"{again or 'this store has no finished study of this job'}, and --autosync-reuse is "
+        "'only'",
+        hint="Tune once with --autosync-reuse auto, or check --autosync-store.",
+    )
 
 
 def why_not_admitted(study: StudyRecord, options: Options) -> str:

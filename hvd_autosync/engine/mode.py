@@ -165,13 +165,31 @@ def usable_study(
         options: The options of now.
         begins: As of :func:`hvd_autosync.engine.study_options.tuning_key`.
     """
+    known, again = last_study(store, job, options, begins)
+    return None if again else known
+
+
+def last_study(
+    store: TraceStore, job: Job, options: Options, begins: Strategy | None = None
+) -> tuple[StudyRecord | None, str]:
+    """Return the last finished study of a job, and why it has to be tuned again all the same.
+
+    Args:
+        store: The store.
+        job: The job.
+        options: The options of now.
+        begins: As of :func:`hvd_autosync.engine.study_options.tuning_key`.
+
+    Returns:
+        The study without abandoned strategies, ``None`` if there is none; and the reason, empty if
+        the study can be used.
+    """
     restrictions = load_restrictions(options.space, options.allow)
     known = store.find_finished(tuning_key(job, options, restrictions, begins))
     if known is None:
-        return None
+        return None, ""
     feasible = without_excluded(known, excluded_for(store, job, options, restrictions))
-    again = why_again(known, feasible, options)
-    return None if again else feasible
+    return feasible, why_again(known, feasible, options)
 
 
 def _interrupted(store: TraceStore, key: str) -> str | None:

@@ -17,7 +17,12 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hvd_autosync.engine.cluster import links_of
-from hvd_autosync.engine.compatibility import why_again, why_not_in_place
+from hvd_autosync.engine.compatibility import (
+    RETUNE_TRIALS,
+    nothing_to_reuse,
+    why_again,
+    why_not_in_place,
+)
 from hvd_autosync.engine.interrupted import claim_interrupted
 from hvd_autosync.engine.live_stage import task_and_space_under
 from hvd_autosync.engine.options import Options
@@ -28,7 +33,7 @@ from hvd_autosync.engine.study_options import (
     settings_of,
     tuning_key,
 )
-from hvd_autosync.errors import ConfigurationError, StoreError
+from hvd_autosync.errors import StoreError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
@@ -66,9 +71,6 @@ from hvd_autosync.traces.owner import HEARTBEAT_S
 from hvd_autosync.util.versions import other_versions
 
 _AGAIN = "to tune again: --autosync-reuse never"
-#: Maximum number of trials before confirmation if a job is tuned again, because of drift or because
-#: the loss guard abandoned its winner.
-_RETUNE_TRIALS = 8
 
 
 class TuningInterrupted(KeyboardInterrupt):
@@ -176,17 +178,13 @@ def tune(
             listener.on_notice("; ".join([found, *other_versions(known.versions), _AGAIN]))
             return feasible
     if options.reuse == "only":
-        raise ConfigurationError(
-            f"{again or 'this store has no finished study of this job'}, and --autosync-reuse is "
-            "'only'",
-            hint="Tune once with --autosync-reuse auto, or check --autosync-store.",
-        )
+        raise nothing_to_reuse(again)
     judged_by = "" if judged is None else judged.study_id
     settings = replace(settings_of(options), excluded=excluded, judged_by=judged_by)
     if known is not None:
         if not unfit:
             # Few trials suffice: by default it learns from related studies, such as the earlier.
-            settings = replace(settings, trials=min(settings.trials, _RETUNE_TRIALS), retune=True)
+            settings = replace(settings, trials=min(settings.trials, RETUNE_TRIALS), retune=True)
         listener.on_notice(f"tuning again after study {known.study_id}: {again}")
     claimed = claim_interrupted(
         store,

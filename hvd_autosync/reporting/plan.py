@@ -43,7 +43,8 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
         console: The console; standard output by default.
 
     Raises:
-        ConfigurationError: The space file cannot be used, or an elastic job cannot be tuned.
+        ConfigurationError: The space file cannot be used, an elastic job cannot be tuned, or
+            ``reuse`` is ``only`` and there is nothing to reuse.
         StoreError: The store cannot be read.
     """
     console = console or PrintableConsole()
@@ -53,19 +54,25 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
 
 def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     """Yield the parts of what :func:`print_plan` prints."""
-    from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+    from hvd_autosync.engine.compatibility import nothing_to_reuse
+    from hvd_autosync.engine.mode import last_study
+    from hvd_autosync.engine.study_options import load_restrictions
 
     restrictions = load_restrictions(options.space, options.allow)
     where = _where(job, options)
     store = TraceStore(options.store)
-    known = store.find_finished(tuning_key(job, options, restrictions))
+    known, again = last_study(store, job, options)
+    reused = None if again or options.reuse == "never" else known
+    if reused is None and options.reuse == "only" and _is_refused(job, options):
+        raise nothing_to_reuse(again)
     if known is not None and known.space is not None:
         yield space_table(known.space, f"The search space of this job (study {known.study_id})")
     else:
         yield from _possible(job, options, restrictions, live=where is not None)
     yield from (
         "",
-        _plan_text(options, known, where or "") + _live_stage(job, options, known),
+        _plan_text(options, reused, _again_text(options, known, again), where or "")
+        + _live_stage(job, options, reused),
         f"The trace is stored in {store.name}.",
     )
 
@@ -85,13 +92,23 @@ def _where(job: Job, options: Options) -> str | None:
     return None
 
 
-def _live_stage(job: Job, options: Options, known: StudyRecord | None) -> str:
+def _is_refused(job: Job, options: Options) -> bool:
+    """Return whether a run is refused if ``reuse`` is ``only`` and there is nothing to reuse.
+
+    A training whose rank 0 looks for the result goes on untuned instead.
+    """
+    from hvd_autosync.engine.mode import only_trains
+
+    return not job.elastic and (options.mode != "live" or only_trains(job, options))
+
+
+def _live_stage(job: Job, options: Options, reused: StudyRecord | None) -> str:
     """Return the sentence on the live stage of the training; empty without one.
 
     Args:
         job: The job.
         options: The options of its tuning.
-        known: An earlier study of the job.
+        reused: The earlier study of the job whose winner is used.
     """
     from hvd_autosync.engine.live_stage import UNLESS_KEPT, has_live_stage, live_study, why_kept
 
@@ -102,12 +119,12 @@ def _live_stage(job: Job, options: Options, known: StudyRecord | None) -> str:
         " The exact knobs are then tuned in the steps of the training, which begins under it, with "
         f"{limits} again"
     )
-    if known is None or options.reuse == "never":
+    if reused is None:
         return f"{then}, {UNLESS_KEPT}."
-    tuned = live_study(job, options, known)
+    tuned = live_study(job, options, reused)
     if tuned is not None:
         return f" Its training was tuned in its own steps, too, by study {tuned.study_id}."
-    return "" if why_kept(known) or options.reuse == "only" else f"{then}."
+    return "" if why_kept(reused) or options.reuse == "only" else f"{then}."
 
 
 def _possible(
@@ -174,27 +191,37 @@ def _possible_models() -> Iterator[ModelProfile]:
         yield ModelProfile(parameters)
 
 
-def _plan_text(options: Options, known: StudyRecord | None, where: str) -> str:
+def _again_text(options: Options, known: StudyRecord | None, again: str) -> str:
+    """Return after which study and why a job is tuned again; empty if it is not."""
+    if known is None or not again or options.reuse == "never":
+        return ""
+    return f"tune again after study {known.study_id}, because {again}: "
+
+
+def _plan_text(options: Options, reused: StudyRecord | None, again: str, where: str) -> str:
     """Describe a tuning with these options.
 
     Args:
         options: The options.
-        known: An earlier study of the job.
+        reused: The earlier study of the job whose winner is used.
+        again: The beginning of the plan of a job that is tuned again; empty if it is not.
         where: A sentence on where trials run; empty if before the training.
     """
-    if known is not None and options.reuse != "never":
+    if reused is not None:
         return (
-            f"The plan: reuse the winner of study {known.study_id}, which tuned this job before. "
+            f"The plan: reuse the winner of study {reused.study_id}, which tuned this job before. "
             "To tune again: --autosync-reuse never."
         )
+    from hvd_autosync.engine.compatibility import RETUNE_TRIALS
     from hvd_autosync.engine.study_options import settings_of
 
-    settings = settings_of(options)
+    trials = min(options.trials, RETUNE_TRIALS) if again else options.trials
+    steps = steps_text(settings_of(options), live=bool(where))
     limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""
     after = "then stop" if options.tune_only else "then run the job with the winner"
     return (
-        f"The plan: measure the default strategy; try other strategies, up to {options.trials} "
-        f"trials{limit} in all, each with {steps_text(settings, live=bool(where))}, "
+        f"The plan: {again}measure the default strategy; try other strategies, up to "
+        f"{trials} trials{limit} in all, each with {steps}, "
         "and stop when no further gain is likely; confirm the best in "
         f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds, each with a trial of the default; {after}.{where}"
     )

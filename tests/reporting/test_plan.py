@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from hvd_autosync.engine.options import Options
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.reporting import plan as plan_module
 from hvd_autosync.reporting.plan import print_plan
@@ -108,6 +109,36 @@ def test_a_job_that_was_tuned_has_its_exact_space(store: Any, author: Any) -> No
     assert "0 to 20" in text  # as many groups as this model has tensors
     assert "reuse the winner of study" in " ".join(text.split())
     assert "then run the job" in " ".join(printed(JOB, store, reuse="never").split())
+
+
+def test_a_job_that_will_be_tuned_again_does_not_reuse(store: Any, author: Any) -> None:
+    from hvd_autosync.engine.study_options import tuning_key
+
+    key = tuning_key(JOB, Options(store=store.name), {})
+    study = store.create_study(job_key=key, command=(), settings={}, versions={})
+    store.describe_task(study.study_id, author.task, author.space)
+    store.finish(study.study_id, StudyStatus.FINISHED, {}, author.space.default)
+    assert "reuse the winner" in " ".join(printed(JOB, store, reuse="only").split())
+    store.keep_drift(study.study_id, ["steps have become 1.4 times as long"])
+    text = " ".join(printed(JOB, store).split())
+    why = "because steps have become 1.4 times as long: measure the default strategy"
+    assert f"tune again after study {study.study_id}, {why}" in text
+    assert "up to 8 trials in all" in text
+    assert "up to 5 trials in all" in " ".join(printed(JOB, store, trials=5).split())
+    assert "reuse the winner" not in text
+    assert f"The search space of this job (study {study.study_id})" in text
+    assert "reuse the winner" in " ".join(printed(JOB, store, reuse="only").split())
+    assert "tune again" not in " ".join(printed(JOB, store, reuse="never").split())
+
+
+def test_there_is_no_plan_where_nothing_can_be_reused(store: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"no finished study of this job, and .* is .only"):
+        printed(JOB, store, reuse="only")
+    # An elastic job is not refused, nor one whose store may be that of another host.
+    elastic = Job(("-np", "2", "--min-np", "2"), JOB.command, (Host("localhost", 4),))
+    for job in (elastic, JOB):
+        text = " ".join(printed(job, store, reuse="only", mode="live").split())
+        assert "measure the default" in text
 
 
 def test_after_launched_trials_of_lossy_knobs_exact_ones_are_tuned_live(
