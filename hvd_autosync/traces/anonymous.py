@@ -67,12 +67,16 @@ def anonymous(
             outcome[FALLBACKS] = [
                 replace(each, reason="", at="").to_json() for each in study.fallbacks
             ]
+    settings = study.settings
+    if judged_by := settings.get("judged_by"):
+        settings = {**settings, "judged_by": anonymous_id(str(judged_by))}
     shared = replace(
         study,
         study_id=study_id,
         created_at=_moved(study.created_at, earlier),
         job_key=_JOB_KEY,
         command=_COMMAND,
+        settings=settings,
         task=_task(study.task, hosts),
         outcome=outcome,
     )

@@ -20,7 +20,7 @@ from hvd_autosync.traces import (
     export_study,
     import_studies,
 )
-from hvd_autosync.traces.anonymous import anonymous
+from hvd_autosync.traces.anonymous import anonymous, anonymous_id
 
 SECRETS = (
     "our secret project",
@@ -31,6 +31,7 @@ SECRETS = (
     "secret loss",
     "2.718281",
     "feedfeedfeed",
+    "beefbeefbeef",
 )
 
 
@@ -53,6 +54,7 @@ def secretive(store: TraceStore, finished: StudyRecord) -> StudyRecord:
     study = replace(
         finished,
         outcome=outcome,
+        settings={**finished.settings, "judged_by": "beefbeefbeef"},
         study_id="0123456789ab",
         job_key="our secret project",
         task=task,
@@ -87,6 +89,7 @@ def test_nothing_tells_whose_it_is(
     assert [each["step"] for each in times[1]["outcome"]["fallbacks"]] == [64]
     assert [each["outcome"] for each in times[1]["outcome"]["verdicts"]] == ["worse"]
     assert Verdict.from_json(times[1]["outcome"]["verdicts"][0]).pairs == 3
+    assert times[1]["settings"]["judged_by"] == anonymous_id("beefbeefbeef")
     assert times[1]["created_at"].endswith("T00:00:00.000000+00:00")
 
 
