@@ -321,11 +321,15 @@ class TrialResult(Record):
 
     @property
     def step_time(self) -> StepTime | None:
-        """The step time, or ``None`` if too few steps were measured."""
+        """The step time, or ``None`` if too few steps were measured, or their mean is no duration.
+
+        An imported trace can have steps of 0 s.
+        """
         durations = self.measured_durations()
         if not self.status.measured or len(durations) < MIN_MEASURED_STEPS:
             return None
-        return StepTime.from_steps(durations)
+        time = StepTime.from_steps(durations)
+        return time if 0 < time.mean_s < math.inf else None
 
     @property
     def diverged(self) -> bool:

@@ -405,6 +405,21 @@ def test_traces(inputs: range, tmp_path: Path) -> None:
     assert {"default", "model", "confirm"} <= {line.get("kind") for line in records}
 
 
+@pytest.mark.parametrize("kinds", [{"default"}, {"default", "sobol", "model", "confirm"}])
+def test_a_trace_with_steps_of_no_time(kinds: set[str], tmp_path: Path) -> None:
+    *records, _ = a_trace(tmp_path)
+    store, path = TraceStore("sqlite://"), tmp_path / "changed.jsonl"
+    path.write_bytes(seal(records))
+    use_trace(store, path)  # and what asks for our own mpirun's version does so now
+    for record in records:
+        if record.get("kind") in kinds and record["result"] is not None:
+            for rank in record["result"]["ranks"]:
+                rank["step_s"] = [0.0] * len(rank["step_s"])
+    path.write_bytes(seal(records))
+    with harmless(tmp_path, 0):
+        use_trace(store, path)
+
+
 # Horovod's autotune logs
 
 _LOG = b"""cycle_time_ms,tensor_fusion_threshold,hierarchical_allreduce,cache_enabled,score

@@ -106,7 +106,7 @@ def _measures(trial: TrialRecord, speedup: float) -> dict[str, Any]:
             "total_s": result.total_s,
             "reason": result.reason,
         }
-    if step_time is not None and step_time.mean_s > 0:
+    if step_time is not None:
         row |= {
             "step_ms": 1e3 * step_time.mean_s,
             "step_ms_error": 1e3 * step_time.standard_error_s,

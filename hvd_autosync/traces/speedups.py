@@ -46,7 +46,7 @@ class Speedups:
             return math.nan
         if default:
             self._default_s = time.mean_s
-        return self._default_s / time.mean_s if time.mean_s > 0 else math.nan
+        return self._default_s / time.mean_s
 
 
 def speedups(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[float]:

@@ -65,6 +65,13 @@ def test_few_steps_or_a_failure_give_no_step_time() -> None:
     assert result(10, TrialStatus.ENDED_EARLY).step_time is not None
 
 
+@pytest.mark.parametrize("step_s", [0.0, -0.1, 1e308])
+def test_what_is_no_duration_is_no_step_time(step_s: float) -> None:
+    """As in an imported trace; the mean of the last is infinite."""
+    ranks = tuple(RankReport(rank, "a", (step_s,) * 20) for rank in range(2))
+    assert TrialResult(TrialStatus.COMPLETED, ranks=ranks).step_time is None
+
+
 def test_result_round_trip_survives_strict_json() -> None:
     report = RankReport(0, "a", (0.1,), (0.0,), (1.5, math.nan), 7)
     before = TrialResult(
