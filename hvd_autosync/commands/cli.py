@@ -28,7 +28,6 @@ from hvd_autosync.commands.common import (
     mention_failed,
     open_store,
     refuse_without_effect,
-    write_file,
 )
 from hvd_autosync.util.streams import open_standard_streams
 from hvd_autosync.util.variables import LOG_VARIABLE
@@ -104,7 +103,9 @@ def show(
         if nccl_tuner == "-":
             print(text, end="")
         else:
-            write_file(Path(nccl_tuner), text)
+            from hvd_autosync.traces.files import write_file
+
+            write_file(Path(nccl_tuner), text.encode(), overwrite=True)
         return
     if take is not None:
         from hvd_autosync.reporting.strategy_export import exported_strategy

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from hvd_autosync.errors import AutosyncError, ConfigurationError, StoreError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.util.printable import printable_output
 from hvd_autosync.util.streams import unwritable_output
 from hvd_autosync.util.variables import STORE_VARIABLE
@@ -92,20 +91,6 @@ def open_store(location: str | None) -> TraceStore:
     from hvd_autosync.traces import TraceStore
 
     return TraceStore(location)
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file that the user asked for.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path}: {error.strerror}", hint="Choose a file that you can write."
-        ) from error
 
 
 def mention_failed(store: TraceStore, study: str, location: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, mention_failed, write_file
+from hvd_autosync.commands.common import StoreOption, mention_failed
 
 
 class ReportFormat(str, enum.Enum):
@@ -58,6 +58,7 @@ def report(
     """
     from hvd_autosync.api.results import Study
     from hvd_autosync.reporting.closing import store_option
+    from hvd_autosync.traces.files import write_file
     from hvd_autosync.traces.opening import is_file
 
     found = Study.load(study, store)
@@ -82,5 +83,5 @@ def report(
         print(text, end="")
         return
     path = output or Path(f"report-{found.study_id}.{format.value}")
-    write_file(path, text)
+    write_file(path, text.encode(), overwrite=True)
     print(path)

@@ -30,6 +30,9 @@ def write_file(
 ) -> None:
     """Write a file that only the user can read, beside its place, and put it there.
 
+    What it replaces keeps its permissions. A link is followed. A device or a pipe is written in
+    place.
+
     Args:
         path: The file.
         data: Its content.
@@ -43,12 +46,18 @@ def write_file(
         raise StoreError(f"{path} exists already", hint=if_exists)
     temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        real = Path(os.path.realpath(path))
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=real.parent)
         with open(descriptor, "wb") as stream:
+            if real.exists():
+                os.fchmod(descriptor, stat.S_IMODE(real.stat().st_mode))
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(temporary).replace(path)
+        Path(temporary).replace(real)
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -66,6 +68,21 @@ def test_the_answer_comes_first_and_everything_is_there(html: str) -> None:
 def test_nothing_is_fetched(html: str) -> None:
     head = html[: html.index("<body>")]
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", head + html[len(head) :])
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    file = tmp_path / "report.json"
+    file.write_text("old")
+    words = ["report", str(TABLE), "-o", str(file), "--format", "json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1 and f"cannot write {file}: No space left" in done.stderr
+    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
 
 
 def test_what_a_study_says_is_text_and_no_markup(tmp_path: Path) -> None:
