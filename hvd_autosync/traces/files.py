@@ -59,9 +59,10 @@ def write_file(
             os.fsync(stream.fileno())
         Path(temporary).replace(real)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink()
         raise StoreError(
             f"cannot write {path}: {error.strerror}",
             hint="Name a file in a folder that you may write to.",
         ) from error
+    finally:  # also by Ctrl-C
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

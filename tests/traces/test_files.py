@@ -25,6 +25,19 @@ def test_what_is_replaced_keeps_its_permissions_and_links(tmp_path: Path) -> Non
     assert sorted(tmp_path.iterdir()) == [link, file]
 
 
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_ctrl_c_leaves_no_hidden_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os if moment == "fsync" else Path, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "trace.jsonl", b"a study", overwrite=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_pipe_is_written_in_place(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
