@@ -27,8 +27,8 @@ from hvd_autosync.reporting.progress import GuardedProgress
 from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
 from hvd_autosync.search_space import TrialResult
 from hvd_autosync.study.study import AskTellStudy
-from hvd_autosync.study.values import Trial
-from hvd_autosync.traces import TraceStore, TrialRecord
+from hvd_autosync.study.values import Conclusion, Trial
+from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord
 from hvd_autosync.traces.location import data_folder
 from hvd_autosync.util.printable import shell_line
 from hvd_autosync.util.streams import open_standard_streams
@@ -126,19 +126,26 @@ def tune(
         raise KeyboardInterrupt from None
     found = Study(store, record)
     found.training = training
-    if not _in_notebook():  # there the widget shows the result
+    # A widget shows the end of a tuning, and nothing of a study that is reused.
+    shown = listener.ended or record.status is StudyStatus.RUNNING
+    if not (_in_notebook() and shown):
         print(f"hvd-autosync: {found}", file=sys.stderr)
     return found
 
 
 class _CallbackListener:
-    """Forwards events to a display, and calls a function of the user after each trial."""
+    """Forwards events to a display, and calls a function of the user after each trial.
+
+    Attributes:
+        ended: Whether a study has concluded.
+    """
 
     def __init__(
         self, display: Listener, on_trial_end: Callable[[Study, TrialRecord], None] | None
     ) -> None:
         self._display = display
         self._on_trial_end = on_trial_end
+        self.ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._display, name)
@@ -149,6 +156,11 @@ class _CallbackListener:
         if self._on_trial_end is not None:
             so_far = Study(study.store, study.record)
             self._on_trial_end(so_far, so_far.history[trial.number])
+
+    def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
+        self._display.on_study_end(study, conclusion)
+        self.ended = True
 
 
 def _words(

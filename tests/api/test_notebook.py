@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import hvd_autosync
+from hvd_autosync.api import notebook
 from hvd_autosync.api.results import Study
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.traces import TraceStore, TrialRecord
+from hvd_autosync.search_space import SearchSpace, catalogue_knob
+from hvd_autosync.study.values import Conclusion
+from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "synthetic_benchmark.py"
 SMALL = "--model vgg --width 4 --depth 2 --size 8 --batch-size 2 --steps 100000"
@@ -84,6 +87,38 @@ def test_a_variable_for_something_else_than_tuning_is_refused(
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=name):
         hvd_autosync.tune("python train.py", np=2, store=str(tmp_path / "t.db"))
+
+
+@pytest.mark.parametrize("concludes", [False, True])
+def test_a_notebook_shows_the_result_of_a_reused_study_too(
+    concludes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    location, space = str(tmp_path / "t.db"), SearchSpace((catalogue_knob("buckets"),))
+    made = Study.create(space, store=location)
+    trial = made.ask()
+    assert trial is not None
+    made.tell(trial, [0.1] * 20)
+    conclusion = Conclusion(space.default, "nothing was faster", "all trials were used", 0.1)
+    made.finish(conclusion)
+
+    class Widget:
+        def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    def tuned(job: Any, options: Any, listener: Any) -> StudyRecord:
+        if concludes:  # else it is found in the store, and no study begins
+            listener.on_study_end(made, conclusion)
+        return made.record
+
+    monkeypatch.setattr(notebook, "_in_notebook", lambda: True)
+    monkeypatch.setattr(notebook, "_progress", lambda options: Widget())
+    monkeypatch.setattr(notebook, "tune_job", tuned)
+    words = [sys.executable, str(EXAMPLE)]
+    study = hvd_autosync.tune(words, np=2, store=location, options=["--gloo"])
+    assert (f"hvd-autosync: {study}" in capsys.readouterr().err) is not concludes
 
 
 @pytest.mark.cluster
