@@ -19,14 +19,18 @@ def keep_unsaved(study_id: str, number: int, result: TrialResult) -> Path:
     """Write the result of a trial to a file of the user's data folder, and return the file.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: It cannot be written, as where a number is not finite.
     """
     path = _file(study_id, number)
+    try:
+        text = json.dumps(result.to_json(), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"it cannot be written as JSON: {error}") from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"cannot make {path.parent}: {error.strerror}") from error
-    write_file(path, json.dumps(result.to_json(), allow_nan=False).encode(), overwrite=True)
+    write_file(path, text.encode(), overwrite=True)
     return path
 
 

@@ -1,12 +1,13 @@
 """Results in files, while the store takes none."""
 
+import math
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from hvd_autosync.errors import StoreError
-from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
+from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import TraceStore
 from hvd_autosync.traces.unsaved import keep_unsaved, take_unsaved
@@ -67,5 +68,20 @@ def test_a_result_that_can_be_kept_nowhere_is_said_to_be_lost(
     with pytest.raises(StoreError, match=r"the result of trial 0 is lost: cannot make .*/file/"):
         study.tell(trial, [0.1] * 20)
     other.close()
+    study.tell(trial, [0.1] * 20)
+    assert study.history[0].result is not None
+
+
+@pytest.mark.parametrize("wrong", [math.inf, math.nan])
+def test_a_result_that_is_no_json_is_refused_as_one_of_our_errors(
+    store: TraceStore, wrong: float
+) -> None:
+    study = AskTellStudy.create(store=store)
+    trial = study.ask()
+    assert trial is not None
+    rank = RankReport(0, "a", (0.1,) * 20, blocked_s=(wrong,) * 20)
+    with pytest.raises(StoreError, match=r"trial 0 is lost: .* as JSON") as refused:
+        study.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(rank,)))
+    assert "Use finite numbers" in refused.value.hint
     study.tell(trial, [0.1] * 20)
     assert study.history[0].result is not None
