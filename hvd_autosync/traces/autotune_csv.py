@@ -137,7 +137,10 @@ def _read(content: bytes, name: str) -> list[_Row]:
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            fields = dict(zip(columns, map(_number, line.split(",")), strict=True))
+            values = line.split(",")
+            if len(values) != len(columns):
+                raise ValueError(f"it has {len(values)} values instead of {len(columns)}")
+            fields = dict(zip(columns, map(_number, values), strict=True))
             rows.append(_Row(number, _strategy(fields), fields["score"]))
         except (ValueError, SpaceError) as error:
             what = error.message if isinstance(error, SpaceError) else str(error)
@@ -149,9 +152,12 @@ def _read(content: bytes, name: str) -> list[_Row]:
 
 
 def _number(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{text.strip()} is not a finite number")
+        raise ValueError(f"{text.strip()!r:.60} is not a finite number")
     return value
 
 
