@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from hvd_autosync.reporting.words import answer_text, first_line, judged_by
@@ -9,7 +10,8 @@ from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus
-from hvd_autosync.traces.location import resolve_location
+from hvd_autosync.traces.location import has_secrets, resolve_location
+from hvd_autosync.util.variables import STORE_VARIABLE
 
 
 def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, str]:
@@ -19,8 +21,9 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
         study: The finished study before the training.
         store: Its store as named by the user; ``None`` for the default store.
     """
-    trace = f"trace: hvd-autosync show {study.study_id}{store_option(store)}"
-    if store is None:
+    option = store_option(store)
+    trace = f"trace: hvd-autosync show {study.study_id}{option}"
+    if not option:
         trace += f" (in {resolve_location(store).name})"
     return answer_line(study), trace
 
@@ -28,12 +31,15 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
 def store_option(store: str | None) -> str:
     """Return the option by which a printed command finds a store, with a space before it.
 
-    Possible secrets are masked.
+    Possible secrets are masked. With a masked password the command finds nothing: where the
+    environment names the same store, there is no option.
 
     Args:
         store: The store as named by the user; ``None`` for the default store, which needs none.
     """
-    return "" if store is None else f" --store {shlex.quote(resolve_location(store).address)}"
+    if store is None or (has_secrets(store) and store == os.environ.get(STORE_VARIABLE)):
+        return ""
+    return f" --store {shlex.quote(resolve_location(store).address)}"
 
 
 def ended_line(study: AskTellStudy, earlier: StudyRecord | None = None) -> str:

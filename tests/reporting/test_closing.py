@@ -45,6 +45,18 @@ def test_a_database_is_named_with_its_parameters_and_without_secrets(
     assert shown in trace and "pw" not in trace
 
 
+def test_a_store_with_a_password_that_the_environment_names_needs_no_option(
+    finished: StudyRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = "postgresql://me:s3cret@db/traces"
+    monkeypatch.setenv("HVD_AUTOSYNC_STORE", location)
+    _, trace = closing_lines(finished, location)
+    shows = f"trace: hvd-autosync show {finished.study_id}"
+    assert trace == f"{shows} (in postgresql://me:***@db/traces)"
+    _, other = closing_lines(finished, f"{location}2")
+    assert other == f"{shows} --store 'postgresql://me:***@db/traces2'"
+
+
 def test_how_to_see_the_trace_in_the_default_store(finished: StudyRecord) -> None:
     _, trace = closing_lines(finished)
     assert trace.startswith(f"trace: hvd-autosync show {finished.study_id} (in ")
