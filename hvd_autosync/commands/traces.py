@@ -148,6 +148,12 @@ def export(
     hint = "Name another file with --output, or give --overwrite."
     export_study(traces, study_id, path, overwrite=overwrite, others=others, if_exists=hint)
     print(path)
+    if absent := [each for each in named if each not in here]:
+        print(
+            f"note: the study also learned from {', '.join(absent)}, which this store does not "
+            "have: replay --verify cannot repeat what it learned from them",
+            file=sys.stderr,
+        )
 
 
 def _export_to(to: tuple[str, str], study: StudyRecord, trials: list[TrialRecord]) -> str:

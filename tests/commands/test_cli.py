@@ -28,6 +28,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.related_studies import RELATED
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
@@ -473,6 +474,25 @@ def test_a_damaged_study_is_listed_and_the_others_can_be_used(
     file = str(tmp_path / "study.jsonl")
     assert run("traces", "export", study_id, "--related", "-o", file).exit_code == 0
     assert "is damaged in the store" not in run("replay", study_id, "--verify").stderr
+
+
+def test_an_export_names_the_related_studies_that_it_lacks(
+    store: TraceStore, study_id: str, tmp_path: Path
+) -> None:
+    learner = store.create_study(job_key="other", command=(), settings={}, versions={}).study_id
+    store.describe_task(learner, None, SPACE)
+    named = {RELATED: [[study_id, 0.9], ["0123456789ab", 0.5]]}
+    store.tell(learner, store.ask(learner, Strategy(), "default", named), measured(0.05))
+    file = tmp_path / "study.jsonl"
+    done = run("traces", "export", learner, "--related", "-o", str(file))
+    assert done.exit_code == 0 and done.stdout == f"{file}\n"
+    assert "note: the study also learned from 0123456789ab, which this store" in done.stderr
+    assert study_id not in done.stderr and study_id in file.read_text()
+    store.delete(study_id)
+    done = run("traces", "export", learner, "--related", "--overwrite", "-o", str(file))
+    assert f"learned from {study_id}, 0123456789ab, which" in done.stderr
+    done = run("traces", "export", learner, "--overwrite", "-o", str(file))
+    assert done.stderr == "", "nothing else was asked for"
 
 
 def test_deletion_does_not_ask_with_yes(store: TraceStore, study_id: str) -> None:
