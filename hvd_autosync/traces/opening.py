@@ -32,5 +32,5 @@ def open_trace(trace: str, location: str | None) -> tuple[TraceStore, StudyRecor
 
 
 def is_file(trace: str) -> bool:
-    """Return whether ``trace`` of :func:`open_trace` is the path of a file."""
-    return os.path.exists(trace)  # noqa: PTH110 (takes any text)
+    """Return whether ``trace`` of :func:`open_trace` is the path of a file, and not of a folder."""
+    return os.path.exists(trace) and not os.path.isdir(trace)  # noqa: PTH110, PTH112 (any text)
