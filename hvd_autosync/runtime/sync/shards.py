@@ -22,6 +22,17 @@ from hvd_autosync.runtime.state.partition import Part, Partition
 from hvd_autosync.runtime.state.states import Entry
 from hvd_autosync.search_space.protocol import push_count
 
+#: What the constructors of torch's optimizers and of Horovod's set on each, and what ours sets.
+_OF_WRAPPERS = frozenset(
+    "defaults state param_groups _zero_grad_profile_name _warned_capturable_if_run_uncaptured "
+    "_optimizer_step_pre_hooks _optimizer_step_post_hooks "
+    "_optimizer_state_dict_pre_hooks _optimizer_state_dict_post_hooks "
+    "_optimizer_load_state_dict_pre_hooks _optimizer_load_state_dict_post_hooks "
+    "_compression _parameter_names backward_passes_per_step _allreduce_delay op "
+    "gradient_predivide_factor sparse_as_dense process_set _handles _grad_accs _requires_update "
+    "_synchronized _should_synchronize _groups _p_to_group _group_counts "
+    "_sync _in_step".split()
+)
 #: Options of an optimizer that need parameters on a device.
 _ON_DEVICES = frozenset({"capturable", "fused"})
 
@@ -155,11 +166,11 @@ class Share:
         ]
         cls = own_class(optimizer)
         own = cls.__new__(cls)
-        # Attributes that its constructor has set; a step method on the instance is a scheduler's.
+        # What its constructor has set, private or not; a step method there is a scheduler's.
         own.__dict__.update(
             (name, value)
             for name, value in vars(optimizer).items()
-            if not name.startswith("_") and not hasattr(cls, name)
+            if name not in _OF_WRAPPERS and not callable(getattr(cls, name, None))
         )
         own.__setstate__(
             {"defaults": optimizer.defaults, "state": defaultdict(dict), "param_groups": groups}

@@ -324,3 +324,34 @@ def test_a_bucket_that_is_sent_is_in_the_order_of_its_parameters() -> None:
         parameter.grad = torch.full_like(parameter, parameter.numel())
         bucket.keep_gradient(parameter)
     assert bucket.flat.tolist() == [4, 4, 4, 4, 3, 3, 3]
+
+
+def test_an_owner_steps_with_all_that_the_constructor_of_the_optimizer_has_set() -> None:
+    class Shrinking(torch.optim.SGD):
+        halvings = 0
+
+        def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+            super().__init__(parameters, lr=1.0)
+            self._shrink = 0.5
+            self.halvings = 1
+
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for each in group["params"]:
+                    each.grad.mul_(self._shrink * 0.5**self.halvings)
+            return super().step(closure)
+
+    def of_a_scheduler() -> None:
+        raise AssertionError("the optimizer of the script steps nothing here")
+
+    parameters = parameters_of([(4,)])
+    optimizer = wrapped(Shrinking, parameters)
+    optimizer._sync = optimizer._requires_update = object()
+    optimizer.step = of_a_scheduler
+    (bucket,) = make_buckets(optimizer, parameters, 1)
+    bucket.keep_parameters()
+    share = Share(bucket, 0, optimizer)
+    share.add(torch.ones(4))
+    share.step([1.0])
+    torch.testing.assert_close(share.values, parameters[0].detach() - 0.25)
+    assert not {"_sync", "_requires_update"} & vars(share._optimizer).keys()

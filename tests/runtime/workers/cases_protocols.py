@@ -35,6 +35,7 @@ from hvd_autosync.runtime.collectives.reinitialize import (
     reinitialize,
 )
 from hvd_autosync.runtime.state.states import decode_entries
+from hvd_autosync.runtime.sync.shards import _OF_WRAPPERS
 from hvd_autosync.runtime.sync.synchronizer import switch
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
@@ -603,13 +604,13 @@ class OfItsOwn(torch.optim.SGD):
 
     def __init__(self, params, lr=0.05):
         super().__init__(params, lr)
-        self.shrink = 0.5
+        self.shrink = self._shrink = 0.5
 
     def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    parameter.grad.mul_(self.shrink)
+                    parameter.grad.mul_(self.shrink * self._shrink)
         return super().step(closure)
 
 
@@ -617,6 +618,7 @@ def case_an_optimizer_with_attributes_of_its_own():
     found = []
     for protocol in (Protocol("ssp", 0), None):
         model, optimizer = phases(protocol, lambda m: OfItsOwn(m.parameters()))
+        assert vars(optimizer).keys() - _OF_WRAPPERS == {"shrink", "_shrink"}
         passes(model, optimizer, 6)
         found.append(model)
     assert_close(found[0].parameters(), found[1].parameters(), rtol=1e-5, atol=1e-6)
