@@ -90,14 +90,19 @@ def parameters_of(optimizer: Any) -> list[torch.nn.Parameter]:
 
 
 def take_states(optimizer: Any, states: Mapping[int, Mapping[str, Any]]) -> None:
-    """Set states of an optimizer by the place of their parameter; others stay unchanged."""
+    """Set states of an optimizer by the place of their parameter; others stay unchanged.
+
+    Tensors are on the device of their parameter afterwards, as after ``load_state_dict()``.
+    """
     parameters = [(each, group) for group in optimizer.param_groups for each in group["params"]]
     for place, state in states.items():
         parameter, group = parameters[place]
-        # Fused and capturable optimizers keep step counts on the device.
+        # Step counts are on the host, except those of fused and capturable optimizers.
         there = bool(group.get("fused") or group.get("capturable"))
         optimizer.state[parameter] = {
-            name: value.to(parameter.device) if there and isinstance(value, torch.Tensor) else value
+            name: value.to(parameter.device)
+            if isinstance(value, torch.Tensor) and (there or name != "step")
+            else value
             for name, value in state.items()
         }
 

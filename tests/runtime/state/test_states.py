@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries
+from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries, take_states
 
 
 def test_everything_comes_back() -> None:
@@ -44,3 +46,16 @@ GOOD = encode_entries([Entry(0, 0, {"a": torch.ones(3)})])
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         decode_entries(data)
+
+
+@pytest.mark.parametrize("option", ["", "fused", "capturable"])
+def test_states_are_where_load_state_dict_would_have_them(option: str) -> None:
+    """Those of other shapes than the parameter's, too, as Adafactor's."""
+    parameter = torch.nn.Parameter(torch.empty(3, 4, device="meta"))
+    optimizer = SimpleNamespace(param_groups=[{"params": [parameter], option: True}], state={})
+    received = {"step": torch.tensor(3.0), "row_var": torch.ones(3, 1), "rate": 0.1}
+    take_states(optimizer, {0: received})
+    state = optimizer.state[parameter]
+    assert state["row_var"].device.type == "meta"
+    assert state["step"].device.type == ("meta" if option else "cpu")
+    assert state["rate"] == 0.1
