@@ -11,7 +11,13 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hvd_autosync.runtime.collectives.agreement import tell_all
-from hvd_autosync.runtime.collectives.operations import broadcast_, join, rank, size
+from hvd_autosync.runtime.collectives.operations import (
+    MOST_GATHERED_BYTES,
+    broadcast_,
+    join,
+    rank,
+    size,
+)
 from hvd_autosync.runtime.state.normalization import RunningStatistics
 from hvd_autosync.runtime.state.partition import part_entry, put_together
 from hvd_autosync.runtime.state.states import encode_entries, parameters_of, take_states
@@ -49,7 +55,7 @@ class Replicas:
         optimizer = self._optimizer
         parameters = parameters_of(optimizer)
         for place, tensor in enumerate([*parameters, *self._statistics.tensors]):
-            broadcast_(tensor.detach(), last, name=f"{self._name}.last.{place}")
+            _broadcast(tensor.detach(), last, f"{self._name}.last.{place}")
         states, rates = b"", b""
         if rank() == last:
             entries = [
@@ -71,6 +77,18 @@ class Replicas:
         optimizer = self._reference()
         assert optimizer is not None, "its owner is alive"
         return optimizer
+
+
+def _broadcast(tensor: torch.Tensor, root: int, name: str) -> None:
+    """Set a tensor to that of rank ``root``, whatever its type and layout; a collective.
+
+    It travels as bytes: Horovod broadcasts contiguous tensors only, and no bfloat16.
+    """
+    dense = tensor.contiguous()
+    for piece in dense.view(-1).view(torch.uint8).split(MOST_GATHERED_BYTES):
+        broadcast_(piece, root, name=name)
+    if dense is not tensor:
+        tensor.copy_(dense)
 
 
 def _rates(optimizer: Any) -> Rates:

@@ -5,9 +5,9 @@ import time
 import horovod.torch as hvd
 import torch
 from cases_guard import real_training
-from cases_local_steps import batch, loader, together
+from cases_local_steps import batch, loader, momentum, together
 from cases_protocols import phases, plain
-from common import assert_close, phases_of, raises, seeded
+from common import assert_close, assert_same_on_all_ranks, phases_of, raises, seeded
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -127,6 +127,37 @@ def case_a_straggler_is_left_out_sooner_in_later_passes():
         if hvd.rank():  # in the second pass after a window
             assert 24 <= made[0] < 60 and made[1] <= 24 < made[2], made
     assert ("much slower" in said.getvalue()) == (hvd.rank() == 0)
+
+
+class Mixed(nn.Module):
+    """A convolution whose weight is not contiguous, and a layer of another type."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.convolution = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+        self.head = nn.Linear(4, 1, dtype=torch.bfloat16)
+
+    def forward(self, images):
+        return self.head(self.convolution(images).mean((2, 3)).bfloat16())
+
+
+def case_a_straggler_takes_over_parameters_of_any_type_and_layout():
+    model, optimizer = phases(Protocol(share=1.0, stragglers="elastic"), momentum, model=Mixed())
+    phases_of(optimizer).compute_timer = SleptTimer()
+    made = 0
+    for number in loader(60):
+        optimizer.zero_grad()
+        images = torch.randn(2, 3, 5, 5, generator=seeded(1000 * hvd.rank() + int(number)))
+        model(images).float().pow(2).mean().backward()
+        sleep(optimizer, slow=True)
+        optimizer.step()
+        made += 1
+    assert (made == 60) == (hvd.rank() == 0), made
+    assert not model.convolution.weight.is_contiguous()
+    buffers = [optimizer.state[each]["momentum_buffer"] for each in model.parameters()]
+    everything = [*model.parameters(), *buffers]
+    assert_same_on_all_ranks([each.detach().float().contiguous() for each in everything])
 
 
 def case_batches_as_large_as_ranks_are_fast_train_the_same():
