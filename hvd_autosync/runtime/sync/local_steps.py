@@ -379,12 +379,13 @@ class LocalSteps(Nested, JoinHook):
         """Begin local steps if the schedule has some and every rank sees its epochs end.
 
         A collective. Rounds of one step do not count: with exchanged gradients moments stay equal
-        on all ranks.
+        on all ranks. They do for replicas restored from the middle of rounds, which differ.
         """
         self._votes.last = self.step
         progress = self._progress
         known = progress.epochs.seen or progress.script_averages
-        wanted = self._schedule.length(self.step, progress.rate, progress.highest) > 1
+        length = self._schedule.length(self.step, progress.rate, progress.highest)
+        wanted = length > 1 or self._phase.now is Phase.RESTORED
         ready = torch.tensor([float(known and wanted)], device="cpu")
         in_favour = allreduce(ready, op=Sum, name=f"{self._name}.vote").item()
         if self._votes.passed(in_favour, self.step, wanted=wanted, known=known):

@@ -296,6 +296,38 @@ def held_bytes(elements: int) -> int:
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
+def test_restored_rounds_go_on_where_the_schedule_has_none_of_several_steps(begin: Any) -> None:
+    """As where the learning rate is the highest so far again; else ranks vote in every step."""
+    plan = SyncPlan(schedule=Schedule(1, power=2, alpha=1.0))
+
+    def step(own: Any, rate: float) -> None:
+        own.optimizer.param_groups[0]["lr"] = rate
+        number = own.method.step
+        own.step({place: gradient(rank(), number, place) for place in range(len(_SHAPES))})
+
+    def body() -> list[torch.Tensor]:
+        saving = begin(_SHAPES, plan)
+        saving.sync.at_sync_point(SyncPoint.SCRIPT)
+        step(saving, 1.0)
+        while not saving.method.running:
+            step(saving, 0.5)
+        own = begin(_SHAPES, plan)
+        own.sync.load_state_dict(saving.sync.state_dict())
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        assert own.method.in_round, "moments differ"
+        step(own, 2.0)
+        assert own.method.running
+        for _ in range(3):
+            step(own, 2.0)
+            assert own.method.round_steps == 1
+            assert own.sync.replicas_in_sync
+        values: list[torch.Tensor] = own.values()
+        return values
+
+    first, second = ThreadRanks(2).run(body)
+    assert all(map(torch.equal, first, second))
+
+
 @pytest.mark.parametrize("codec", ["none", "topk"])
 @pytest.mark.parametrize("way", ["fallback", "checkpoint"])
 def test_nothing_is_kept_of_rounds_that_have_ended(
