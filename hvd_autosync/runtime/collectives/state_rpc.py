@@ -5,13 +5,17 @@ rank 0 alone is at no such place: the other ranks train on, or wait in a collect
 each rank serves its state from a thread. It listens on the job's network only, and answers only
 clients that know a secret that Horovod's own connections distributed
 (:mod:`hvd_autosync.util.authentication`). On each connection the client sends one request, of one
-byte, and the server one answer (:mod:`hvd_autosync.util.connection`).
+byte, and the server answers (:mod:`hvd_autosync.util.connection`)::
+
+    request for the state      "s", then the state; or "f", then message and hint of an error (JSON)
+    request to tell the end    an empty message, once this rank has closed or ends
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -26,6 +30,8 @@ from hvd_autosync.util.authentication import HANDSHAKE_S, AuthenticatedPort
 from hvd_autosync.util.connection import Connection, connect, retry_until
 
 _STATES, _END = b"s", b"e"
+#: First message of an answer: the state follows, or why there is none.
+_STATE, _FAILURE = b"s", b"f"
 
 
 class StateServer:
@@ -74,7 +80,7 @@ class StateServer:
         """Fetch the states of all other ranks.
 
         Raises:
-            AutosyncError: A rank cannot be reached, or fails authentication.
+            AutosyncError: A rank cannot be reached, fails authentication, or cannot send its state.
         """
         answers = []
         for other in self._others():
@@ -122,12 +128,22 @@ class StateServer:
         return [other for other in range(len(self._addresses)) if other != self._rank]
 
     def _request(self, other: int, request: bytes) -> bytes:
-        """Return the other rank's answer; retries if that rank could not serve the connection."""
+        """Return the other rank's answer; retries if that rank could not serve the connection.
+
+        Raises:
+            AutosyncError: It has answered that it cannot send its state.
+        """
         deadline = monotonic() + HANDSHAKE_S
 
         def ask() -> bytes:
             with connect(self._addresses[other], self._secret, deadline) as connection:
                 connection.send(request)
+                if request == _STATES and connection.receive() == _FAILURE:
+                    message, hint = json.loads(connection.receive())
+                    raise AutosyncError(
+                        f"cannot fetch rank {other}'s part of the optimizer's state: {message}",
+                        hint=hint,
+                    )
                 return connection.receive()
 
         return retry_until(deadline, ask)
@@ -145,7 +161,21 @@ class StateServer:
         with client:
             with contextlib.suppress(OSError):  # the client is gone
                 request = client.receive()
-                if request == _END:
-                    self._closing.wait()
-                client.send(self._answer() if request == _STATES else b"")
+                if request == _STATES:
+                    for message in self._state():
+                        client.send(message)
+                else:
+                    if request == _END:
+                        self._closing.wait()
+                    client.send(b"")
             self._clients.discard(client)
+
+    def _state(self) -> tuple[bytes, bytes]:
+        """Return the messages that answer a request for the state."""
+        try:
+            return _STATE, self._answer()
+        except AutosyncError as error:
+            failure = error.message, error.hint
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}", ""
+        return _FAILURE, json.dumps(failure).encode()

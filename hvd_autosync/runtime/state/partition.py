@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.state.states import Entry, decode_entries
+from hvd_autosync.runtime.state.states import Entry, decode_entries, to_device
 
 State = dict[str, Any]
 
@@ -88,7 +88,8 @@ class Piece:
 
     def _cut(self, value: Any, device: str | None) -> Any:
         if not isinstance(value, torch.Tensor):
-            return copy.deepcopy(value)
+            copied = copy.deepcopy(value)
+            return copied if device is None else to_device(copied, device)
         if value.shape == self.whole.shape:
             value = self.of(value.detach().reshape(-1))
         return value.to(device or value.device, copy=True)

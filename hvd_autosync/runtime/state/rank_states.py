@@ -12,10 +12,19 @@ from typing import Any
 
 import torch
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import tell_all
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
-from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries, parameters_of
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
+from hvd_autosync.runtime.state.states import (
+    Entry,
+    check_states,
+    decode_entries,
+    encode_entries,
+    parameters_of,
+    to_device,
+)
 from hvd_autosync.util.weak_methods import once_gone
 
 #: Place of a parameter among those of the optimizer -> its state.
@@ -38,15 +47,27 @@ class RankStates:
         self._name = f"states.{name}"
         self._optimizer = weakref.ref(optimizer)
         self._loaded: dict[int, States] = {}
+        self._warned = False
         self._state_server = StateServer(self._name, self._answer)
         #: Other ranks may ask until all have called this, or dropped the optimizer.
         self.close = once_gone(optimizer, self._state_server.close)
+
+    def can_be_sent(self) -> bool:
+        """Return whether this rank could send its states to others; rank 0 prints once why not."""
+        try:
+            check_states(self._optimizer())
+        except ConfigurationError as error:
+            if not self._warned:
+                warn_on_rank_0(f"local steps do not begin: {error.message}")
+            self._warned = True
+            return False
+        return True
 
     def save(self) -> dict[int, States]:
         """Return the states of all ranks by rank; this rank's are not copied.
 
         Raises:
-            AutosyncError: A rank cannot be reached.
+            AutosyncError: A rank cannot be reached, or cannot send its states.
         """
         others = [each for each in range(size()) if each != rank()]
         answers = zip(others, self._state_server.fetch_all(), strict=True)
@@ -89,7 +110,7 @@ class RankStates:
                 if isinstance(own.get(name), torch.Tensor) and isinstance(value, torch.Tensor):
                     own[name].copy_(value)
                 else:
-                    own[name] = value
+                    own[name] = to_device(value, parameter.device) if name != "step" else value
 
     def _own(self) -> States:
         optimizer = self._optimizer()

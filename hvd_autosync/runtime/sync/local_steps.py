@@ -376,7 +376,7 @@ class LocalSteps(Nested, JoinHook):
         return optimizer
 
     def _vote(self) -> None:
-        """Begin local steps if the schedule has some and every rank sees its epochs end.
+        """Begin local steps if the schedule has some, and every rank can make and save them.
 
         A collective. Rounds of one step do not count: with exchanged gradients moments stay equal
         on all ranks. They do for replicas restored from the middle of rounds, which differ.
@@ -386,7 +386,8 @@ class LocalSteps(Nested, JoinHook):
         known = progress.epochs.seen or progress.script_averages
         length = self._schedule.length(self.step, progress.rate, progress.highest)
         wanted = length > 1 or self._phase.now is Phase.RESTORED
-        ready = torch.tensor([float(known and wanted)], device="cpu")
+        own = known and wanted and self.states.can_be_sent()
+        ready = torch.tensor([float(own)], device="cpu")
         in_favour = allreduce(ready, op=Sum, name=f"{self._name}.vote").item()
         if self._votes.passed(in_favour, self.step, wanted=wanted, known=known):
             if self._phase.now is Phase.RESTORED:

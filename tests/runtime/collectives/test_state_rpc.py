@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from hvd_autosync.errors import AutosyncError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.collectives import state_rpc as module
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.util.authentication import AuthenticatedPort
@@ -72,6 +72,30 @@ def test_a_rank_that_is_gone_is_not_waited_for(make: Make) -> None:
     asked._close_port()
     with pytest.raises(AutosyncError, match=r"cannot fetch rank 0.*refused"):
         asking.fetch_all()
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "hint"),
+    [
+        (ConfigurationError("no such state", hint="Do this."), "no such state", "Do this."),
+        (KeyError("exp_avg"), "KeyError: 'exp_avg'", ""),
+    ],
+)
+def test_a_rank_that_cannot_send_its_state_says_why(
+    make: Make, error: Exception, text: str, hint: str
+) -> None:
+    """At once: it is asked again only where it could not serve the connection."""
+
+    def fail() -> bytes:
+        raise error
+
+    asked = make(0, [], b"")
+    asked._answer = fail
+    asking = make(1, [written(asked)], b"")
+    with pytest.raises(AutosyncError) as raised:
+        asking.fetch_all()
+    assert raised.value.message == f"cannot fetch rank 0's part of the optimizer's state: {text}"
+    assert raised.value.hint == hint
 
 
 def test_a_client_that_connects_while_a_rank_ends_is_turned_away(

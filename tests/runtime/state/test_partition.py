@@ -212,6 +212,15 @@ def test_pieces_of_a_state_are_copies() -> None:
     assert (state["step"].item(), state["history"]) == (1.0, [1])
 
 
+def test_pieces_of_a_state_are_where_they_are_wanted() -> None:
+    (parameter,) = parameters_like([(4,)])
+    state = {"exp_avg": torch.zeros(4), "factors": [torch.zeros(2), {"root": torch.zeros(2)}]}
+    (piece,) = Partition.evenly([parameter], 1).pieces(0)
+    own = piece.cut_state(state, "meta")
+    first, second = own["factors"]
+    assert {each.device.type for each in (own["exp_avg"], first, second["root"])} == {"meta"}
+
+
 def test_an_entry_is_no_copy() -> None:
     state = {"exp_avg": torch.zeros(2, 2)}
     entry = part_entry(0, 0, state, torch.Size([2, 2]))

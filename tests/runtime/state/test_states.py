@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries, take_states
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.state.states import (
+    Entry,
+    check_states,
+    decode_entries,
+    encode_entries,
+    take_states,
+)
 
 
 def test_everything_comes_back() -> None:
@@ -25,6 +34,45 @@ def test_everything_comes_back() -> None:
             else:
                 assert after.state[name] == value
     assert decode_entries(encode_entries([])) == []
+
+
+def test_lists_tuples_and_dictionaries_come_back() -> None:
+    """As in the states of Shampoo and SOAP."""
+    tensors = [torch.randn(2, 3), torch.tensor(7, dtype=torch.uint8), torch.empty(0)]
+    state = {
+        "factors": [tensors[0], None, {"roots": (tensors[1], [tensors[2]]), 3: False}],
+        "tensor": {"tensor": 1},
+        "count": np.int64(5),
+        "rate": np.float32(0.5),
+    }
+    entries = decode_entries(encode_entries([Entry(0, 0, state), Entry(1, 0, {"a": tensors[0]})]))
+    found = entries[0].state
+    first, nothing, inner = found["factors"]
+    second, (third,) = inner["roots"]
+    for own, wanted in zip((first, second, third), tensors, strict=True):
+        assert own.dtype is wanted.dtype and torch.equal(own, wanted)
+    assert nothing is None and inner[3] is False and isinstance(inner["roots"], tuple)
+    assert (found["tensor"], found["count"], found["rate"]) == ({"tensor": 1}, 5, 0.5)
+    assert torch.equal(entries[1].state["a"], tensors[0])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), 1j, {(1, 2): 3}, torch.eye(2).to_sparse()],
+    ids=["object", "complex", "tuple as key", "sparse"],
+)
+def test_what_cannot_be_sent_is_named(value: Any) -> None:
+    state = {"step": 1, "inner": [{"value": value}]}
+    wanted = r"at state\['inner'\]\[0\]\['value'\]"
+    with pytest.raises(ConfigurationError, match=wanted):
+        encode_entries([Entry(0, 0, state)])
+    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(3)]
+    optimizer = SimpleNamespace(param_groups=[{"params": parameters}], state={})
+    optimizer.state[parameters[1]] = {"step": 1}
+    check_states(optimizer)
+    optimizer.state[parameters[2]] = state
+    with pytest.raises(ConfigurationError, match=wanted):
+        check_states(optimizer)
 
 
 GOOD = encode_entries([Entry(0, 0, {"a": torch.ones(3)})])
@@ -53,9 +101,16 @@ def test_states_are_where_load_state_dict_would_have_them(option: str) -> None:
     """Those of other shapes than the parameter's, too, as Adafactor's."""
     parameter = torch.nn.Parameter(torch.empty(3, 4, device="meta"))
     optimizer = SimpleNamespace(param_groups=[{"params": [parameter], option: True}], state={})
-    received = {"step": torch.tensor(3.0), "row_var": torch.ones(3, 1), "rate": 0.1}
+    received = {
+        "step": torch.tensor(3.0),
+        "row_var": torch.ones(3, 1),
+        "rate": 0.1,
+        "factors": [torch.ones(3), {"root": (torch.ones(4),)}],
+    }
     take_states(optimizer, {0: received})
     state = optimizer.state[parameter]
     assert state["row_var"].device.type == "meta"
     assert state["step"].device.type == ("meta" if option else "cpu")
     assert state["rate"] == 0.1
+    left, right = state["factors"]
+    assert left.device.type == right["root"][0].device.type == "meta"

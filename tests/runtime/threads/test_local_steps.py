@@ -328,6 +328,24 @@ def test_restored_rounds_go_on_where_the_schedule_has_none_of_several_steps(begi
     assert all(map(torch.equal, first, second))
 
 
+def test_no_rounds_begin_under_states_that_no_checkpoint_could_have(
+    begin: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would need those of all ranks; the states of one rank are enough."""
+
+    def body() -> None:
+        own = begin(_SHAPES, SyncPlan(schedule=Schedule(4)))
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        if rank() == 0:
+            own.optimizer.state[own.parameters[1]]["odd"] = [object()]
+        for number in range(20):
+            own.step({place: gradient(rank(), number, place) for place in range(len(_SHAPES))})
+            assert not own.method.running and own.sync.replicas_in_sync
+
+    ThreadRanks(2).run(body)
+    assert capsys.readouterr().err.count("type object at state['odd'][0]") == 1
+
+
 @pytest.mark.parametrize("codec", ["none", "topk"])
 @pytest.mark.parametrize("way", ["fallback", "checkpoint"])
 def test_nothing_is_kept_of_rounds_that_have_ended(

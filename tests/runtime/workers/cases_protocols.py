@@ -7,6 +7,7 @@ import time
 import weakref
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 from cases_guard import real_training
 from cases_local_steps import adam, batch, loader, momentum, step, together
@@ -622,6 +623,38 @@ def case_an_optimizer_with_attributes_of_its_own():
         passes(model, optimizer, 6)
         found.append(model)
     assert_close(found[0].parameters(), found[1].parameters(), rtol=1e-5, atol=1e-6)
+
+
+class WithHistory(torch.optim.SGD):
+    """An optimizer with states of lists and dictionaries, as Shampoo."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["last"] = [parameter.grad.clone(), *state.get("last", [])][:2]
+                    count = state.get("count", {"steps": 0})["steps"]
+                    state["count"] = {"steps": np.int64(count + 1)}
+        return super().step(closure)
+
+
+def case_states_of_lists_and_dictionaries():
+    """Saved without a barrier, and taken back at its end."""
+    found = []
+    for protocol in (Protocol("ssp", 0), None):
+        model, optimizer = phases(protocol, lambda m: WithHistory(m.parameters(), lr=0.05))
+        passes(model, optimizer, 5)
+        saved = optimizer.state_dict()["state"] if hvd.rank() == 0 else {}
+        hvd.barrier()
+        if protocol is not None:
+            assert phases_of(optimizer).running
+            switch(optimizer, SyncPlan())
+        states = [optimizer.state[each] for each in model.parameters()]
+        found.append([*states, *(saved[place] for place in sorted(saved))])
+    for own, wanted in zip(*found, strict=True):
+        assert own["count"]["steps"] == wanted["count"]["steps"] == 5
+        assert_close(own["last"], wanted["last"], rtol=1e-5, atol=1e-6)
 
 
 def case_what_the_script_makes_of_parameters_is_not_lost_silently():
