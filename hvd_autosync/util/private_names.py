@@ -270,7 +270,7 @@ PRIVATE_NAMES = (
             "runtime/measure/profiler.py",
             "runtime/optimizer/horovods_exchange.py",
             "runtime/optimizer/strategy_optimizer.py",
-            "runtime/sync/local_steps.py",
+            "runtime/sync/equal_states.py",
             "runtime/sync/no_barrier.py",
             "runtime/sync/phases.py",
             "runtime/sync/suitability.py",

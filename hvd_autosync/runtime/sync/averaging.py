@@ -16,7 +16,6 @@ from hvd_autosync.runtime.exchange.buckets import Bucket, wire_dtype
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.planning import Planning
-from hvd_autosync.runtime.state.states import parameters_of
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ExchangePlan
 
 
@@ -144,18 +143,3 @@ class Averaging:
         for tensor, total, handle in zip(tensors, sent, handles, strict=True):
             synchronize(handle)
             tensor.detach().copy_(total.div_(ranks))
-
-
-def moments(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors in the state of an optimizer, each with a name, in order."""
-    return [
-        (f"{place}.{name}", value)
-        for place, parameter in enumerate(parameters_of(optimizer))
-        for name, value in sorted(optimizer.state.get(parameter, {}).items())
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-    ]
-
-
-def place_of(name: str) -> int:
-    """Return the place of the parameter to which a tensor of :func:`moments` belongs."""
-    return int(name.partition(".")[0])

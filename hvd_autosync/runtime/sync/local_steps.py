@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvd_autosync.runtime.collectives.agreement import agree_steps, gather_texts, tell_all
+from hvd_autosync.runtime.collectives.agreement import agree_steps, tell_all
 from hvd_autosync.runtime.collectives.operations import (
     Sum,
     allreduce,
@@ -28,7 +28,6 @@ from hvd_autosync.runtime.collectives.operations import (
     size,
     synchronize,
 )
-from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook
@@ -36,8 +35,8 @@ from hvd_autosync.runtime.patches.scalers import equalize_loss_scale
 from hvd_autosync.runtime.state.normalization import RunningStatistics
 from hvd_autosync.runtime.state.progress import EpochProgress
 from hvd_autosync.runtime.state.rank_states import RankStates, States
-from hvd_autosync.runtime.state.states import parameters_of
-from hvd_autosync.runtime.sync.averaging import Averaging, moments, place_of
+from hvd_autosync.runtime.sync.averaging import Averaging
+from hvd_autosync.runtime.sync.equal_states import equalize_states
 from hvd_autosync.runtime.sync.nested import Nested
 from hvd_autosync.runtime.sync.phase import Phase, TrainingPhase, Votes
 from hvd_autosync.runtime.sync.proposal import Proposal, RoundAverage, check_together
@@ -245,36 +244,14 @@ class LocalSteps(Nested, JoinHook):
     def make_whole(self) -> None:
         """Leave the rounds, now that parameters are equal; a collective.
 
-        Moments become their averages over ranks, and the loss scale its minimum.
+        Optimizer states become equal (:func:`equalize_states`), and the loss scale its minimum.
         """
         if self._phase.now in (Phase.ROUNDS, Phase.RESTORED):
-            self._average_moments()
+            equalize_states(self._name, self._owner, self._averaging)
             equalize_loss_scale(self._owner, self._name)
             self._phase.enter(Phase.EXCHANGE)
         self._forget_round()
         super().make_whole()
-
-    def _average_moments(self) -> None:
-        """Average the optimizer's states; a parameter's begin again if some rank has none.
-
-        That is so where a rank has seen no gradient of the parameter.
-        """
-        owner, found = self._owner, moments(self._owner)
-        own = {name: list(value.shape) for name, value in found}
-        texts = gather_texts(json.dumps(own), f"{self._name}.moments")
-        ranks = [json.loads(text) for text in texts]
-        common = {name for name, shape in own.items() if all(r.get(name) == shape for r in ranks)}
-        apart = {place_of(name) for names in ranks for name in names.keys() - common}
-        parameters = parameters_of(owner)
-        for place in apart:
-            owner.state.pop(parameters[place], None)
-        tensors = [value for name, value in found if place_of(name) not in apart]
-        self._averaging.average_tensors("moments", tensors, size())
-        if apart:
-            names = ", ".join(str(owner._parameter_names[parameters[p]]) for p in sorted(apart))
-            warn_on_rank_0(
-                f"states of the optimizer begin again, because not all ranks have them: {names}"
-            )
 
     def make_exact(self, *, together: bool) -> None:
         """Exchange gradients uncompressed in every step; parameters are equal on all ranks now."""
@@ -320,7 +297,7 @@ class LocalSteps(Nested, JoinHook):
     def detach(self) -> dict[str, Any]:
         """End the rounds with an exact average, which has what error feedback has kept.
 
-        A collective. Moments are averages too.
+        A collective. Optimizer states are equal afterwards.
 
         Returns:
             As of :meth:`SyncMethod.detach`.

@@ -346,6 +346,60 @@ def test_no_rounds_begin_under_states_that_no_checkpoint_could_have(
     assert capsys.readouterr().err.count("type object at state['odd'][0]") == 1
 
 
+@pytest.mark.parametrize(
+    ("count", "kept"),
+    [
+        (int, int),
+        (int, lambda n: torch.tensor([n], dtype=torch.uint8)),
+        (lambda kept: int(kept["n"][0]), lambda n: {"n": [torch.tensor([float(n)])]}),
+    ],
+    ids=["number", "codes", "list"],
+)
+def test_replicas_stay_equal_after_rounds_whose_states_have_no_mean(
+    count: Callable[[Any], int], kept: Callable[[int], Any], begin: Any
+) -> None:
+    """As the count of steps of a rank that has skipped one; the others' states are means."""
+
+    def body() -> Any:
+        own = begin(_SHAPES, SyncPlan(schedule=Schedule(4)))
+        skipped = -1
+
+        def own_step() -> None:
+            if own.method.step == skipped and rank() == 1:
+                return
+            for place, each in enumerate(own.parameters):
+                state = own.optimizer.state[each]
+                steps = 1 + count(state.get("count", kept(0)))
+                state["count"] = kept(steps if place else 0)
+                state["exp_avg"] = torch.full((2,), float(rank()))
+                each.detach().sub_(each.grad, alpha=1 / steps)
+
+        def step() -> None:
+            number = own.method.step
+            own.step({place: gradient(rank(), number, place) for place in range(len(_SHAPES))})
+
+        own.optimizer.step = own_step
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        while not own.method.running:
+            step()
+        skipped = own.method.step + 5
+        for _ in range(8):
+            step()
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        assert own.sync.replicas_in_sync
+        own.sync.make_exact(together=True)
+        states = [own.optimizer.state[each] for each in own.parameters]
+        averages = [float(state["exp_avg"].mean()) for state in states]
+        for _ in range(5):
+            step()
+        return averages, [count(state["count"]) for state in states], own.values()
+
+    (averages, counts, first), (others, others_counts, second) = ThreadRanks(2).run(body)
+    assert averages == others == [0.5, 0.0, 0.0]
+    assert counts == others_counts
+    assert all(map(torch.equal, first, second))
+
+
 @pytest.mark.parametrize("codec", ["none", "topk"])
 @pytest.mark.parametrize("way", ["fallback", "checkpoint"])
 def test_nothing_is_kept_of_rounds_that_have_ended(
