@@ -87,8 +87,8 @@ class Schedule:
     def _grown(self, rate: float) -> int:
         if rate <= 0:
             return self.cap or self.base  # the rule is undefined, and parameters do not change
-        grown = (self.alpha / rate) ** self.power
-        return math.floor(min(grown, 2.0**53))
+        # Bounded before it is raised to a power, which would overflow.
+        return math.floor(min(min(self.alpha / rate, 2.0**53) ** self.power, 2.0**53))
 
 
 def rounds(schedule: Schedule, rates: Sequence[float]) -> Iterator[int]:

@@ -110,6 +110,13 @@ def test_a_rate_of_zero_has_no_rule() -> None:
     assert Schedule(3, 2, 1.0, cap=16).length(5, 0.0, 0.1) == 16
 
 
+@pytest.mark.parametrize("rate", [1e-120, 1e-200, 5e-324])
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_a_rate_that_has_nearly_vanished_gives_the_longest_rounds(power: int, rate: float) -> None:
+    assert Schedule(3, power, 0.01).length(5, rate, 0.1) == 2**53
+    assert Schedule(3, power, 0.01, cap=16).length(5, rate, 0.1) == 16
+
+
 def test_post_local() -> None:
     assert list(rounds(Schedule(4, start=3), [0.1] * 12)) == [1, 1, 1, 4, 4, 1]
 
