@@ -25,6 +25,8 @@ from hvd_autosync.util import patches
 #: Shift of the script's own seeds per seed of a trial: odd, far from any number of ranks or epochs
 #: or steps, and 2^32 over the golden ratio.
 _STRIDE = 0x9E3779B1
+#: Names of the argument by which functions take a seed: Python's, and those of numpy and torch.
+_SEED_NAMES = frozenset(("a", "seed"))
 
 
 def seed_everything(seed: int) -> None:
@@ -66,8 +68,10 @@ def _seeded(original: Any, shifted: Callable[[Any], Any]) -> Any:
         return _generators(shifted)[original]
 
     @functools.wraps(original)
-    def seeded(seed: Any = None, *args: Any, **keywords: Any) -> Any:
-        return original(shifted(seed), *args, **keywords)
+    def seeded(*args: Any, **keywords: Any) -> Any:
+        if (name := next(iter(_SEED_NAMES & keywords.keys()), None)) is not None:
+            return original(*args, **{**keywords, name: shifted(keywords[name])})
+        return original(shifted(args[0] if args else None), *args[1:], **keywords)
 
     return seeded
 

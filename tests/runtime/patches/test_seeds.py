@@ -43,6 +43,9 @@ def draws(seed, rank):
         "text": random.Random("three").random(), "sampler": list(DistributedSampler(data, 2, 0)),
     }
     del seeded["fresh generator"], seeded["fresh python"]
+    for how, seed_by in ("positional", lambda: random.seed(3)), ("named", lambda: random.seed(a=3)):
+        seed_by()
+        seeded[how] = random.random()
     kinds = [
         isinstance(torch.default_generator, torch.Generator), isinstance(own, torch.Generator),
         isinstance(np.random.mtrand._rand, np.random.RandomState),
@@ -96,6 +99,12 @@ def test_what_the_script_seeds_is_alike_on_all_ranks_and_nothing_else_is() -> No
     elsewhere, seeded_elsewhere, *_ = draws(1, 1)
     assert seeded == seeded_elsewhere
     assert [name for name in unseeded if unseeded[name] == elsewhere[name]] == []
+
+
+@pytest.mark.slow
+def test_a_seed_may_be_given_by_its_name() -> None:
+    seeded = draws(1, 0)[1]
+    assert seeded["named"] == seeded["positional"]
 
 
 @pytest.mark.slow
