@@ -99,16 +99,22 @@ class KnobRegistry:
     def plan_fields(self, part: PlanPart, strategy: Mapping[str, Value]) -> dict[str, Value]:
         """Return the fields of one part of the plan that ``strategy`` sets, with their values.
 
+        Knobs that it lacks are at their defaults where the value of another knob switches them on.
+
         Args:
             part: The part of the plan.
             strategy: Knob -> value. A knob that is not in the registry sets nothing.
         """
-        known = ((self._specs[name].sets, strategy[name]) for name in strategy if name in self)
-        return {
-            target.name: value
-            for target, value in known
-            if isinstance(target, PlanField) and target.part == part
-        }
+        fields: dict[str, Value] = {}
+        for spec in self:
+            target, condition = spec.sets, spec.knob.condition
+            if not isinstance(target, PlanField) or target.part != part:
+                continue
+            if spec.name in strategy:
+                fields[target.name] = strategy[spec.name]
+            elif condition is not None and condition.holds(strategy):
+                fields[target.name] = spec.knob.default
+        return fields
 
     def space(
         self,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.knob_spec import PlanField
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import DEFAULT_CAP, Schedule
-from hvd_autosync.search_space.sync_plan import SyncPlan, beyond_horovod, sync_plan
+from hvd_autosync.search_space.sync_plan import SyncPlan, beyond_horovod, schedule_of, sync_plan
 
 CLASSES = {"large": ("body.*",)}
 WHOLE = {
@@ -57,3 +59,21 @@ def test_a_script_with_steps_of_its_own_keeps_the_rest() -> None:
     assert rest is not None and rest.schedule is None and rest.protocol == plan.protocol
     alone = sync_plan({"local_steps": 4})
     assert alone is not None and alone.without_local_steps() is None
+
+
+def test_a_knob_that_is_left_out_is_at_its_default() -> None:
+    """Also where another knob switches it on."""
+    seen = 0
+    for spec in REGISTRY:
+        if not isinstance(spec.sets, PlanField) or spec.name in ("local_steps", "stragglers"):
+            continue
+        condition = spec.knob.condition
+        on = {} if condition is None else {condition.knob: condition.values[-1]}
+        strategy = {"local_steps": 4, "stragglers": "greedy", **on}
+        assert sync_plan({**strategy, spec.name: spec.knob.default}) == sync_plan(strategy), spec
+        seen += 1
+    assert seen > 20
+
+
+def test_the_rule_for_local_steps_has_the_documented_alpha() -> None:
+    assert schedule_of({"local_power": 2}) == Schedule(1, 2, 0.01, cap=DEFAULT_CAP)
