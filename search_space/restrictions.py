@@ -21,7 +21,8 @@ from dataclasses import replace
 from typing import Any
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space.catalogue import catalogue_knob
+from hvd_autosync.search_space.catalogue import REGISTRY, catalogue_knob
+from hvd_autosync.search_space.knob_spec import nowhere
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS, CategoricalKnob, Condition, Knob, Value
 from hvd_autosync.search_space.space import SearchSpace
 
@@ -50,24 +51,30 @@ def check_restrictions(document: Mapping[str, Any]) -> None:
 
 
 def check_allowed(document: Mapping[str, Any], allow: Collection[str]) -> None:
-    """Check that a file restricts no lossy knob to lossy values unless its group is allowed.
+    """Check that a file excludes no default of a knob that the space will lack.
 
-    Without its group the space would lack the knob, and the restriction be ignored.
+    The space lacks lossy knobs whose group is not allowed, and knobs that no trial changes. What a
+    file says of them is ignored.
 
     Args:
         document: The parsed file, which :func:`check_restrictions` accepts.
         allow: The allowed groups of lossy knobs.
 
     Raises:
-        SpaceError: It does; the message names the knobs, the hint their groups.
+        SpaceError: It does; the message names the knobs.
     """
     knobs = [catalogue_knob(name) for name in document.get("knobs", {})]
-    ignored = [
+    moved = [
         knob
         for knob in knobs
-        if knob.group in set(LOSSY_GROUPS) - set(allow)
-        and _restricted(knob, document["knobs"][knob.name]).default != knob.default
+        if _restricted(knob, document["knobs"][knob.name]).default != knob.default
     ]
+    if untuned := [knob.name for knob in moved if REGISTRY[knob.name].applies is nowhere]:
+        raise SpaceError(
+            f"the space file excludes the default of {', '.join(untuned)}, which no trial changes",
+            hint="Set such knobs in a strategy file, with --autosync-strategy FILE.",
+        )
+    ignored = [knob for knob in moved if knob.group in set(LOSSY_GROUPS) - set(allow)]
     if ignored:
         groups = sorted({*allow, *(knob.group for knob in ignored)})
         raise SpaceError(

@@ -11,9 +11,11 @@ from hvd_autosync.search_space import (
     SearchSpace,
     Strategy,
     build_space,
+    catalogue_knob,
     check_restrictions,
     restrict_space,
 )
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.search_space.restrictions import check_allowed
 
 
@@ -95,3 +97,18 @@ def test_lossy_values_need_their_group() -> None:
     with pytest.raises(SpaceError, match="the default of large_codec, local_steps,") as caught:
         check_allowed(lossy, ())
     assert "--autosync-allow codec,schedule" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("local_power", {"fixed": 2}),
+        ("protocol", {"choices": ["asp", "ssp"]}),
+        ("local_start", {"low": 100}),
+    ],
+)
+def test_knobs_that_no_trial_changes_keep_their_defaults(name: str, table: dict[str, Any]) -> None:
+    with pytest.raises(SpaceError, match=f"of {name}, which no trial changes") as caught:
+        check_allowed({"knobs": {name: table}}, LOSSY_GROUPS)
+    assert "--autosync-strategy FILE" in caught.value.hint
+    check_allowed({"knobs": {name: {"fixed": catalogue_knob(name).default}}}, ())
