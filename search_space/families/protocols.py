@@ -31,15 +31,17 @@ PROTOCOL = _protocol_knob(
         "bsp",
         group="protocol",
         exact=False,
-        help="Synchronization protocol: ranks wait for each other in every step (bsp), never "
-        "(asp), or only for ranks that are more than staleness steps behind (ssp).",
+        help="Synchronization protocol: ranks wait for each other in every step (bsp), only at "
+        "the ends of epochs (asp), or also for ranks that are more than staleness steps behind "
+        "(ssp).",
     ),
     "kind",
     cost="steps without a barrier",
     doc="""
-    says whether ranks wait for each other in every step (`bsp`), never (`asp`), or for those that
-    are too far behind (`ssp`). It matters if ranks or links are uneven, or stall now and then.
-    Between the switch and the end the model is trained in another way, so watch the losses.
+    says whether ranks wait for each other in every step (`bsp`), only at the ends of epochs
+    (`asp`), or also for those that are too far behind (`ssp`). It matters if ranks or links are
+    uneven, or stall now and then. Between the switch and the end the model is trained in another
+    way, so watch the losses.
     """,
 )
 _NO_BARRIER = Condition(PROTOCOL.name, ("asp", "ssp"))
