@@ -55,7 +55,7 @@ class Epochs:
         self._sync_points = weakref.ref(sync_points)
         self._on_begin: weakref.WeakMethod[Callable[[Any, Any], None]] | None = None
         self._epochs: dict[int, _Epoch] = {}
-        #: Batches that a step uses: the largest number so far.
+        #: Batches that a step uses: those of the last one that was not the last of its epoch.
         self._per_step = 0
         self.samples = 0
         self.error: Exception | None = None
@@ -111,14 +111,18 @@ class Epochs:
             HorovodInternalError: Another rank has failed.
         """
         self.check()
+        per_step = 0
         for each in self._epochs.values():
             new = each.given() - each.used
             each.is_training_loader = new > 0
             each.was_training_loader = each.was_training_loader or each.is_training_loader
             each.used += new
-            self._per_step = max(self._per_step, new)
+            # The last step of an epoch may use fewer, as the rest of an accumulation.
+            if each.used < each.batches or not self._per_step:
+                per_step = max(per_step, new)
             self.samples += each.samples
             each.samples = 0
+        self._per_step = per_step or self._per_step
 
     def check(self) -> None:
         """Raise what failed at the end of an epoch.

@@ -1,4 +1,4 @@
-"""Epochs of loaders whose length is unknown."""
+"""Epochs of a process: how long they are, and what ends them."""
 
 from __future__ import annotations
 
@@ -41,15 +41,42 @@ class Points:
         raise AssertionError(why)
 
 
+class Noted(Points):
+    """Notes the synchronization points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[SyncPoint] = []
+
+    def at_sync_point(self, why: SyncPoint) -> None:
+        self.seen.append(why)
+
+
+@pytest.fixture(autouse=True)
+def _no_patch_is_left() -> Iterator[None]:
+    yield
+    patches.uninstall("epochs")
+
+
 @pytest.mark.parametrize("length", [NotImplementedError(), TypeError(), -1, 1 << 100])
 def test_a_loader_may_have_no_length(length: object) -> None:
     points = Points()
     epochs = Epochs(points)
     epochs.call_on_begin(points.on_begin)
     loader = DataLoader(Stream(length), batch_size=2)
-    try:
-        assert sum(1 for _ in loader) == 2
-        assert not epochs.seen
-        assert points.begun == [loader], "the step in which its workers start is unlike others"
-    finally:
-        patches.uninstall("epochs")
+    assert sum(1 for _ in loader) == 2
+    assert not epochs.seen
+    assert points.begun == [loader], "the step in which its workers start is unlike others"
+
+
+def test_the_rest_of_an_accumulation_says_nothing_of_the_next_epoch() -> None:
+    points = Noted()
+    epochs = Epochs(points)
+    loader = DataLoader(torch.zeros(10, 2), batch_size=1)
+    for number, _ in enumerate(loader, 1):
+        if number % 4 == 0 or number == 10:
+            epochs.stepped()
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    assert epochs.remaining() == 2

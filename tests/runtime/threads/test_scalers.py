@@ -76,6 +76,23 @@ def _check_exact(results: Any) -> None:
         torch.testing.assert_close(change, -3 * _RATE * mean)
 
 
+def test_steps_that_all_ranks_have_skipped_shorten_no_round(begin: Any, loader: Any) -> None:
+    """The first steps of a training, until the loss scale has come down."""
+
+    def body() -> list[int]:
+        own = begin(_SHAPES, SyncPlan(schedule=Schedule(4)))
+        scaler = torch.amp.GradScaler("cpu", init_scale=_USABLE)
+        lengths = []
+        for batch in loader(own.epochs, 19):
+            local = own.method.running
+            assert _step(own, scaler, overflow=batch < 2) is (batch >= 2)
+            if local:
+                lengths.append(own.method.round_steps)
+        return lengths
+
+    assert ThreadRanks(2).run(body) == [[4] * 16] * 2
+
+
 def test_loss_scales_are_equal_after_rounds(begin: Any) -> None:
     def body() -> Any:
         own, scaler = _rounds(begin)
