@@ -55,6 +55,8 @@ class Epochs:
         self._sync_points = weakref.ref(sync_points)
         self._on_begin: weakref.WeakMethod[Callable[[Any, Any], None]] | None = None
         self._epochs: dict[int, _Epoch] = {}
+        #: The epochs of the last step that had new batches.
+        self._latest: list[_Epoch] = []
         #: Batches that a step uses: those of the last one that was not the last of its epoch.
         self._per_step = 0
         self.samples = 0
@@ -112,10 +114,12 @@ class Epochs:
         """
         self.check()
         per_step = 0
+        latest: list[_Epoch] = []
         for each in self._epochs.values():
             new = each.given() - each.used
             each.is_training_loader = new > 0
-            each.was_training_loader = each.was_training_loader or each.is_training_loader
+            if new > 0:
+                latest.append(each)
             each.used += new
             # The last step of an epoch may use fewer, as the rest of an accumulation.
             if each.used < each.batches or not self._per_step:
@@ -123,6 +127,10 @@ class Epochs:
             self.samples += each.samples
             each.samples = 0
         self._per_step = per_step or self._per_step
+        # A step without new batches has those of an earlier one, or some that were fetched ahead.
+        self._latest = latest or self._latest
+        for each in self._latest:
+            each.state = _State.TRAINING
 
     def check(self) -> None:
         """Raise what failed at the end of an epoch.
@@ -157,11 +165,13 @@ class Epochs:
         if own is None or own.exhausted:
             return
         own.exhausted = True
-        if not own.was_training_loader and own.given() - own.used > self._per_step + 1:
+        unused = own.given() - own.used
+        if own.state is _State.FRESH and unused > self._per_step + 1:
             # No step was made during its epoch, so it belongs to another loop. An iterator that
             # prefetches for the training has at most the batches of one step unused here.
             del self._epochs[key]
-        elif own.was_training_loader and own.given() <= own.used:
+        elif own.state is not _State.FRESH and unused <= 0:
+            own.state = _State.IN_SYNC
             self._end()
 
     def on_batch(self, key: int, batch: Any) -> None:
@@ -184,15 +194,34 @@ class Epochs:
         return key in self._epochs and self._epochs[key].truncated
 
     def on_iterator_gone(self, key: int) -> None:
-        """An iterator was collected."""
+        """An iterator was collected, perhaps long after its epoch, and on this rank alone."""
         own = self._epochs.pop(key, None)
-        if own is not None and own.was_training_loader:
+        if own is not None and own.state is _State.TRAINING:
             self._end()
+
+    def on_in_sync(self) -> None:
+        """Replicas are in sync where a loader begins an epoch: older ones have no end to come."""
+        for each in self._epochs.values():
+            if each.state is _State.TRAINING:
+                each.state = _State.IN_SYNC
 
     def _end(self) -> None:
         sync_points = self.sync_points
         if sync_points is not None:
             sync_points.at_sync_point(SyncPoint.EPOCH_END)
+
+
+class _State(Enum):
+    """What an iterator is to the training; its collection ends an epoch in one state only.
+
+    ::
+
+        FRESH -- step --> TRAINING -- its end, or another begins --> IN_SYNC -- step --> TRAINING
+    """
+
+    FRESH = "no step has used any of its batches"
+    TRAINING = "a step has used some since replicas were in sync where an epoch ended or began"
+    IN_SYNC = "no step has since then"
 
 
 @dataclass
@@ -205,8 +234,8 @@ class _Epoch:
         batch_size: Samples of a batch; ``None`` if the loader does not know it.
         used: Batches that steps have used.
         samples: Samples of batches that no step has used yet.
+        state: What it is to the training.
         is_training_loader: Whether the last step used any of its batches.
-        was_training_loader: Whether any step has.
         exhausted: Whether it has yielded all batches.
         truncated: Whether it is to yield no more.
     """
@@ -216,8 +245,8 @@ class _Epoch:
     batch_size: int | None
     used: int = 0
     samples: int = 0
+    state: _State = _State.FRESH
     is_training_loader: bool = False
-    was_training_loader: bool = False
     exhausted: bool = False
     truncated: bool = False
 
@@ -260,6 +289,9 @@ def _sync_for_eval() -> None:
         gc.collect()
     for sync_points in open_ones():
         sync_points.at_sync_point(SyncPoint.EVALUATION)
+    for epochs in _listening():
+        if epochs.sync_points is not None and epochs.sync_points.replicas_in_sync:
+            epochs.on_in_sync()
 
 
 def _samples_of(batch: Any) -> int:

@@ -52,6 +52,10 @@ class Noted(Points):
         self.seen.append(why)
 
 
+def loader_of(batches: int) -> Any:
+    return DataLoader(torch.zeros(batches, 2), batch_size=1)
+
+
 @pytest.fixture(autouse=True)
 def _no_patch_is_left() -> Iterator[None]:
     yield
@@ -72,7 +76,7 @@ def test_a_loader_may_have_no_length(length: object) -> None:
 def test_the_rest_of_an_accumulation_says_nothing_of_the_next_epoch() -> None:
     points = Noted()
     epochs = Epochs(points)
-    loader = DataLoader(torch.zeros(10, 2), batch_size=1)
+    loader = loader_of(10)
     for number, _ in enumerate(loader, 1):
         if number % 4 == 0 or number == 10:
             epochs.stepped()
@@ -80,3 +84,58 @@ def test_the_rest_of_an_accumulation_says_nothing_of_the_next_epoch() -> None:
     for _ in range(4):
         next(iterator)
     assert epochs.remaining() == 2
+
+
+@pytest.mark.parametrize("left", ["early", "at its end"])
+def test_an_iterator_that_is_collected_late_ends_no_other_epoch(left: str) -> None:
+    """Ranks collect one that is in a reference cycle at different times."""
+    points = Noted()
+    epochs = Epochs(points)
+    first = iter(loader_of(3))
+    for _ in range(2 if left == "early" else 3):
+        next(first)
+        epochs.stepped()
+    if left == "at its end":
+        assert next(first, None) is None
+    ends = [] if left == "early" else [SyncPoint.EPOCH_END]
+    assert points.seen == ends
+    second = iter(loader_of(3))
+    next(second)
+    epochs.stepped()
+    del first
+    assert points.seen == ends
+    del second
+    assert points.seen == [*ends, SyncPoint.EPOCH_END]
+
+
+def test_an_epoch_whose_end_is_to_come_ends_with_its_iterator() -> None:
+    """Where replicas are not in sync, as while a straggler is excluded."""
+    points = Noted()
+    epochs = Epochs(points)
+    iterator = iter(loader_of(3))
+    next(iterator)
+    epochs.stepped()
+    points.replicas_in_sync = False
+    for _ in loader_of(2):
+        pass
+    assert points.seen == [SyncPoint.EVALUATION]
+    del iterator
+    assert points.seen == [SyncPoint.EVALUATION, SyncPoint.EPOCH_END]
+
+
+@pytest.mark.parametrize("new_batch", [True, False])
+def test_an_epoch_that_goes_on_after_an_evaluation_ends_with_its_iterator(new_batch: bool) -> None:
+    """A step may have a batch of an earlier one, or one that was fetched ahead."""
+    points = Noted()
+    epochs = Epochs(points)
+    iterator = iter(loader_of(3))
+    next(iterator)
+    epochs.stepped()
+    with torch.no_grad():
+        assert sum(1 for _ in loader_of(2)) == 2
+    if new_batch:
+        next(iterator)
+    epochs.stepped()
+    assert points.seen == []
+    del iterator
+    assert points.seen == [SyncPoint.EPOCH_END]
