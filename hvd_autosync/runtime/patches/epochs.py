@@ -160,7 +160,12 @@ class Epochs:
         return any(each.exhausted and each.is_training_loader for each in self._epochs.values())
 
     def on_exhausted(self, key: int) -> None:
-        """An iterator has yielded all its batches; steps may still use the last ones."""
+        """An iterator has yielded all its batches.
+
+        Steps may still use the last ones: of a loop that fetches ahead, but not those that are the
+        rest of an accumulation. Their number does not say which, so the epoch ends with a step that
+        uses them, or with the iterator.
+        """
         own = self._epochs.get(key)
         if own is None or own.exhausted:
             return
