@@ -158,8 +158,11 @@ class Asynchronous:
         if complete:
             self._push(bucket, ())
 
-    def exchange(self) -> None:
+    def exchange(self, *, skipped: bool = False) -> None:
         """Push what was not pushed of this step, then take over the servers' parameters.
+
+        Args:
+            skipped: Whether no step is made of the gradients: then nothing more is pushed.
 
         Raises:
             AutosyncError: As of :meth:`check`.
@@ -167,7 +170,9 @@ class Asynchronous:
         """
         self._begin_step()
         for bucket, missing in self._missing.items():
-            if missing:
+            if skipped:
+                self._ask(bucket, {"kind": _PULL})  # so that the step ends as others do
+            elif missing:
                 for parameter in missing:
                     bucket.keep_gradient(parameter)
                 absent = [i for i, each in enumerate(bucket.parameters) if each.grad is None]

@@ -74,6 +74,7 @@ class NoBarrier:
         stopping: Stops a segment in the middle of an epoch.
         interrupted: Whether this segment began in the middle of epochs, whose ends are still to
             come.
+        owed: Whether gradients were synchronized, and no step was made of them yet.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class NoBarrier:
         summed: bool,
     ) -> None:
         self.interrupted = False
+        self.owed = False
         self.stopping = Stopping(guard_handler, stragglers)
         self._name = name
         self._optimizer = weakref.ref(optimizer)
@@ -106,6 +108,11 @@ class NoBarrier:
         """The steps of the phase, once it has begun."""
         assert self._made is not None, "it has begun"
         return self._made
+
+    @property
+    def at_beginning(self) -> bool:
+        """Whether this rank has begun no step since all ranks were at the same one."""
+        return self.asynchronous.clock == 0 and not self.owed
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -144,6 +151,7 @@ class NoBarrier:
         self._made.begin()
         without_barrier.add(self)
         self.interrupted = True
+        self.owed = False
 
     def run_step(self, step: Callable[[], _T]) -> _T:
         """Run the optimizer's own step, which steps nothing: parameter servers do."""
@@ -152,9 +160,20 @@ class NoBarrier:
         group_swap = ParameterGroupSwap(owner)
         group_swap.make(lambda _: ())
         try:
-            return step()
+            result = step()
         finally:
             group_swap.undo()
+        self.owed = False
+        return result
+
+    def end_step(self) -> None:
+        """A step was made, or one that was skipped is counted.
+
+        Raises:
+            AutosyncError: Another rank is gone.
+        """
+        self.asynchronous.exchange(skipped=self.owed)
+        self.owed = False
 
     def meet(self, step: int, *, ended: bool, leaving: bool, interrupted: bool) -> Met:
         """Stop where all ranks stop, synchronize, and continue or end the phase; a collective.

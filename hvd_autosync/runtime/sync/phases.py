@@ -136,7 +136,7 @@ class ProtocolPhases(Nested, JoinHook):
     @property
     def _same_steps(self) -> bool:
         if self.running:
-            return self._no_barrier.asynchronous.clock == 0
+            return self._no_barrier.at_beginning
         return self._membership.replicas_in_sync
 
     @property
@@ -169,6 +169,7 @@ class ProtocolPhases(Nested, JoinHook):
             # From now on they are pushed after the script is done with them.
             self._script_uses_gradients = True
         if self.running:
+            self._no_barrier.owed |= fresh
             return
         self._await_device()
         with Waiting(self.compute_timer.waited):
@@ -182,6 +183,20 @@ class ProtocolPhases(Nested, JoinHook):
         method = self._no_barrier if self.running else self.inner
         return method.run_step(step)
 
+    def settle_skipped(self) -> None:
+        """Count a skipped step, with all that counts steps; servers get no gradients of it."""
+        if not self.running:
+            self.inner.settle_skipped()
+        elif self._no_barrier.owed:
+            self._owner._sync.end_step()
+
+    def on_skip(self) -> None:
+        """A gradient scaler may have skipped the step; without a barrier, of this rank alone."""
+        if self.running:
+            self.settle_skipped()
+        else:
+            self.inner.on_skip()
+
     def on_step_end(self) -> None:
         """A step was made.
 
@@ -192,7 +207,7 @@ class ProtocolPhases(Nested, JoinHook):
             self._await_device()
         with Waiting(self.compute_timer.waited):
             if self.running:
-                self._no_barrier.asynchronous.exchange()
+                self._no_barrier.end_step()
                 self._progress.stepped()
             else:
                 self.inner.on_step_end()
@@ -217,11 +232,13 @@ class ProtocolPhases(Nested, JoinHook):
         """
         if why is SyncPoint.SCRIPT:
             self._progress.script_averages = True
+        if self.running:
+            self.settle_skipped()  # which may be the end of the epoch
         if not self.running:
             self.inner.at_sync_point(why)
         if why is not SyncPoint.EVALUATION:
             self._end_epoch()
-        elif self.running:
+        elif self.running and not self._same_steps:
             self._meet(ended=True, interrupted=True)
         # Else ranks step together and have the same parameters.
 

@@ -299,6 +299,47 @@ def test_ranks_that_step_together_again_have_one_loss_scale(
     assert all(map(torch.equal, first, second))
 
 
+class Held:
+    """Holds iterators, as loaders with persistent workers do."""
+
+    def __init__(self) -> None:
+        self._iterators: list[Any] = []
+
+    def hold(self, loader: Any, iterator: Any) -> None:
+        self._iterators.append(iterator)
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [Protocol("asp"), Protocol("ssp", staleness=0), Protocol("ssp", staleness=1)],
+    ids=["asp", "ssp(0)", "ssp(1)"],
+)
+@pytest.mark.parametrize("skipped", [(7,), (11,), (2, 10, 11)], ids=["one", "last", "some"])
+def test_steps_that_one_rank_skips_without_a_barrier_count(
+    skipped: tuple[int, ...], protocol: Protocol, loader: Any, begin: Any
+) -> None:
+    """Else it would not see the end of an epoch whose last step it has skipped."""
+
+    def body() -> tuple[list[torch.Tensor], float]:
+        own, held = begin(_SHAPES, SyncPlan(protocol=protocol)), Held()
+        own.epochs.call_on_begin(held.hold)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for epoch in range(2):
+            for at in loader(own.epochs, 12):
+                gradients = [gradient(rank(), epoch, at, place) for place in range(len(_SHAPES))]
+                overflows = rank() == 0 and at in skipped and own.method.running
+                if overflows:
+                    gradients[0].fill_(torch.inf)
+                assert own.scaled_step(scaler, gradients) is not overflows
+            assert own.method.running and own.sync.replicas_in_sync, "the epoch is over"
+            assert own.method.step == 12 * (epoch + 1)
+        return own.values(), scaler.get_scale()
+
+    (first, lower), (second, scale) = ThreadRanks(2, seed=1).run(body)
+    assert (lower, scale) == (1024 / 4 ** len(skipped), 1024)
+    assert all(map(torch.equal, first, second)) and all(each.isfinite().all() for each in first)
+
+
 @given(case=with_stragglers(("greedy",)))
 @settings(max_examples=30)
 def test_nobody_waits_for_a_straggler(case: Case, loader: Any, begin: Any) -> None:
