@@ -233,10 +233,12 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def dense_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Return the gradient, dense and contiguous; zeros if there is none, as Horovod has."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-    if parameter.grad.is_sparse:
-        parameter.grad = parameter.grad.to_dense()
-    if not parameter.grad.is_contiguous():
-        parameter.grad = parameter.grad.contiguous()
-    return parameter.grad
+    gradient = parameter.grad
+    if gradient is None:
+        gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    elif gradient.is_sparse or not gradient.is_contiguous():
+        gradient = (gradient.to_dense() if gradient.is_sparse else gradient).contiguous()
+    else:
+        return gradient
+    parameter.grad = gradient
+    return gradient

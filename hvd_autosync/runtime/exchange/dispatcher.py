@@ -95,8 +95,10 @@ class Dispatcher:
                     self._ready.append(bucket)
             if self.hold:
                 return
-            self._participation.begin()
-            self._start_ready(wait=False)
+            if self._participation.needed:
+                self._participation.begin()
+            if self._ready:
+                self._start_ready(wait=False)
             if self._staged and self._collectives.poll(self._staged[0][0]):
                 self._advance()
 
@@ -110,7 +112,8 @@ class Dispatcher:
             self._participation.begin()
             buckets = self.buckets or self._first_buckets()
             self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
-            self._start_ready(wait=True)
+            if self._ready:
+                self._start_ready(wait=True)
             self._finish_staged()
             for bucket in [b for b in self._single if b not in deferred]:
                 self.finish_deferred(bucket)
@@ -231,7 +234,7 @@ class Dispatcher:
             bucket.reset()
 
     def _start_ready(self, *, wait: bool) -> None:
-        all_here = self._participation.all_here(wait=wait) if self._ready else None
+        all_here = not self._participation.needed or self._participation.all_here(wait=wait)
         if all_here is None:
             return
         if not all_here and not self.busy:

@@ -109,7 +109,8 @@ def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor, *_: Any) 
     if self is None:
         return
     method, delay = self._sync.method, self._allreduce_delay
-    if delay[parameter] <= 0:
+    left = delay[parameter]
+    if left <= 0:
         method.on_extra_gradient()
         raise AssertionError(
             "Gradients were computed more than backward_passes_per_step times before call to "
@@ -118,9 +119,9 @@ def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor, *_: Any) 
     method.on_gradient_added(parameter)
     if parameter.grad is None:  # the pass has found none; to read it before is to access it
         return
-    delay[parameter] -= 1
+    delay[parameter] = left - 1
     self._handles[parameter] = (None, None)  # arrived, not sent; Horovod's zero_grad checks it
-    if delay[parameter] <= 0:
+    if left == 1:
         method.on_gradient_ready(parameter)
 
 
@@ -142,8 +143,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 def _synchronize(self: Any) -> None:
     fresh = _settle_skipped(self)
     self._sync.method.on_synchronize(in_step=self._in_step, fresh=fresh)
-    for parameter in self._allreduce_delay:
-        self._allreduce_delay[parameter] = self.backward_passes_per_step
+    delay = self._allreduce_delay
+    delay.update(dict.fromkeys(delay, self.backward_passes_per_step))  # without a hash in Python
     self._handles.clear()
     self._synchronized = True
 
