@@ -18,28 +18,19 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
 
 from hvd_autosync.errors import NotOwnerError, StoreError, TraceFormatError
 from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialResult
-from hvd_autosync.traces import links, rows, runs, source_fits
+from hvd_autosync.traces import links, outcomes, rows, runs, source_fits
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.location import default_store_url
 from hvd_autosync.traces.outage import repeated
 from hvd_autosync.traces.owner import Owner
-from hvd_autosync.traces.records import (
-    DRIFT,
-    FALLBACKS,
-    Fallback,
-    StudyRecord,
-    StudyStatus,
-    TrialRecord,
-    timestamp,
-)
+from hvd_autosync.traces.records import Fallback, StudyRecord, StudyStatus, TrialRecord, timestamp
 from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.traces.schema import STUDIES, TRIALS
 
@@ -170,25 +161,8 @@ class TraceStore:
         Raises:
             StoreError: The study has ended already, or ``status`` is not a final one.
         """
-        if status is StudyStatus.RUNNING:
-            raise StoreError(
-                f"study {study_id} cannot end as {status.value}",
-                hint="End it as finished or failed.",
-            )
-        columns = {
-            "status": status.value,
-            "owner": None,
-            "heartbeat_s": None,
-            "winner": None if winner is None else dict(winner),
-        }
         with self._database.writing() as connection:
-            rows.lock_own(connection, study_id, self._opener)
-            # A training may have run already, if the tuning was interrupted; the last trials came
-            # after any drift of its steps.
-            (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
-            kept = {k: v for k, v in (study.outcome or {}).items() if k == FALLBACKS}
-            columns["outcome"] = {**kept, **outcome}
-            rows.update_study(connection, study_id, columns)
+            outcomes.finish_study(connection, study_id, self._opener, status, outcome, winner)
 
     @repeated
     def keep_drift(self, study_id: str, reports: Sequence[str]) -> None:
@@ -201,7 +175,8 @@ class TraceStore:
         Raises:
             StoreError: There is no such study.
         """
-        self._add(study_id, DRIFT, lambda study: list(reports))
+        with self._database.writing() as connection:
+            outcomes.add_drift(connection, study_id, reports)
 
     @repeated
     def keep_fallback(self, study_id: str, fallback: Fallback) -> None:
@@ -214,20 +189,8 @@ class TraceStore:
         Raises:
             StoreError: There is no such study.
         """
-        now = replace(fallback, at=timestamp())
-
-        def add(study: StudyRecord) -> list[Any]:
-            return [each.to_json() for each in (*study.fallbacks, now)]
-
-        self._add(study_id, FALLBACKS, add)
-
-    def _add(self, study_id: str, name: str, entry: Callable[[StudyRecord], list[Any]]) -> None:
-        """Set an entry of a study's outcome to ``entry`` of the current study."""
         with self._database.writing() as connection:
-            rows.lock_study(connection, study_id)
-            (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
-            outcome = {**(study.outcome or {}), name: entry(study)}
-            rows.update_study(connection, study_id, {"outcome": outcome})
+            outcomes.add_fallback(connection, study_id, fallback)
 
     @repeated
     def delete(self, study_id: str) -> None:
