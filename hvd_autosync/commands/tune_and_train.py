@@ -128,12 +128,19 @@ def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
     if study is None:
         _say("tuning was ended before its first trial: the training runs unchanged")
         return _run_unchanged(job)
+    from hvd_autosync.engine.training_context import training_context
     from hvd_autosync.reporting import closing_lines, ended_line
 
-    record = replace(study.record, winner=study.proven or Strategy())
-    answer = ended_line(study)
+    try:
+        record = replace(study.record, winner=study.proven or Strategy())
+        answer = ended_line(study)
+        context = training_context(record, options.store)
+    except StoreError as error:
+        _say(f"tuning was ended, and its trials cannot be read: {error.message}")
+        _say(f"the training runs unchanged; run the same command again to {options.again}")
+        return _run_unchanged(job)
     _say(answer)
-    status = train_fixed(job, options, record, answer)
+    status = train_under_winner(job, options, record, context, answer)
     trace = closing_lines(record, options.store)[1]
     _say(f"{trace}; run the same command again to {options.again}")
     return status

@@ -229,6 +229,7 @@ def tune(
             )
             return without_excluded(tuning.run(study), excluded)
     except BaseException as end:
+        store.stop_waiting()  # whoever has ended it waits for what follows
         with suppress(StoreError):  # this process may live on, as in a notebook
             store.let_go(study.study_id)
         if type(end) is KeyboardInterrupt:  # not StopRequested of the widget

@@ -134,6 +134,10 @@ class Database:
                 if not written:
                     raise _translate(error, error.orig, self._location) from error
 
+    def stop_waiting(self) -> None:
+        """Let a lost server be an error at once from now on."""
+        self._waits = False
+
     def close(self) -> None:
         """Close the database."""
         self._engine.dispose()

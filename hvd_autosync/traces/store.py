@@ -65,6 +65,10 @@ class TraceStore:
         """The files that it writes."""
         return self._database.files
 
+    def stop_waiting(self) -> None:
+        """Wait for a lost server no more: from now on it is an error at once."""
+        self._database.stop_waiting()
+
     def close(self) -> None:
         """Close the database."""
         self._database.close()

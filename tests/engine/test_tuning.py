@@ -1,14 +1,18 @@
 """What a tuning tells its trials, and when it searches at all."""
 
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from hvd_autosync.engine import tuning
 from hvd_autosync.engine.compatibility import why_again
@@ -36,7 +40,7 @@ from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion, StudySettings
-from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
+from hvd_autosync.traces import Fallback, StudyStatus, TraceStore, outage
 from hvd_autosync.util.versions import versions
 
 LARGE = ParameterProfile("large.weight", (512, 512), "float32")
@@ -485,6 +489,31 @@ def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:
     assert caught.value.study.study_id == study.study_id
     assert study.status is StudyStatus.RUNNING
     assert store.claim_resumable(study.job_key) is not None, "it was let go"
+
+
+def test_ctrl_c_does_not_wait_for_a_lost_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise OperationalError("connect", {}, ConnectionError("connection refused"))
+
+    def wait(_: float) -> None:
+        pytest.fail("it waits for the server")
+
+    def lose_and_interrupt(*_: object) -> None:
+        (study,) = listener.on_study_start.call_args.args
+        monkeypatch.setattr(study.store._database, "_waits", True)  # as on a server
+        monkeypatch.setattr(Engine, "connect", refuse)
+        monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
+        raise KeyboardInterrupt
+
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = lose_and_interrupt
+    with pytest.raises(TuningInterrupted) as caught:
+        tune(job, Options(store=str(tmp_path / "traces.db")), listener, runner=runner)
+    with pytest.raises(StoreError, match="connection refused"):
+        caught.value.study.store.trials(caught.value.study.study_id)
 
 
 def test_a_damaged_study_of_another_job_stops_no_tuning(
