@@ -33,6 +33,12 @@ from hvd_autosync.traces.outage import (
 from hvd_autosync.traces.schema import META, SCHEMA_VERSION, create_tables
 
 _BUSY_TIMEOUT_S = 30
+#: Longest attempt to connect to a server, unless the URL or libpq's variable names another; the
+#: heartbeat of a trial makes one while the trial runs. Without it a host that drops packets takes
+#: what the system's TCP allows, two minutes and more.
+_CONNECT_TIMEOUT_S = 5
+#: Drivers over libpq, which has ``connect_timeout``.
+_LIBPQ = ("psycopg", "psycopg2", "psycopg2cffi")
 _USE_ANOTHER = "Use another store, or restore this one from a copy."
 #: Part of a database driver's message -> remedy. The first match counts.
 _REMEDIES = {
@@ -218,7 +224,7 @@ def _create_engine(location: Location) -> Engine:
     """Return the engine for ``location``; it does not open the database yet."""
     try:
         if not location.is_sqlite:
-            return create_engine(location.url, poolclass=NullPool)
+            return _create_server_engine(location.url)
         return _create_sqlite_engine(location.url)
     except NoSuchModuleError:
         raise StoreError(
@@ -233,6 +239,14 @@ def _create_engine(location: Location) -> Engine:
         ) from None
     except (SQLAlchemyError, TypeError, ValueError) as error:
         raise _translate(error, error, location) from None
+
+
+def _create_server_engine(url: URL) -> Engine:
+    arguments: dict[str, int] = {}
+    chosen = "connect_timeout" in url.query or "PGCONNECT_TIMEOUT" in os.environ
+    if url.get_driver_name() in _LIBPQ and not chosen:
+        arguments["connect_timeout"] = _CONNECT_TIMEOUT_S
+    return create_engine(url, connect_args=arguments, poolclass=NullPool)
 
 
 def _create_sqlite_engine(url: URL) -> Engine:

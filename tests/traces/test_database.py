@@ -266,3 +266,33 @@ def test_no_message_has_a_secret_parameter(parameter: str, monkeypatch: pytest.M
     with pytest.raises(StoreError, match="host/db") as caught:
         Database(f"postgresql://host/db?{parameter}=s3cr%2Fet")
     assert "s3cr" not in str(caught.value) and "invalid" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "variable", "expected"),
+    [
+        ("postgresql://host/db", "", {"connect_timeout": 5}),
+        ("postgresql+psycopg://host/db?sslmode=require", "", {"connect_timeout": 5}),
+        ("postgresql+psycopg://host/db?connect_timeout=60", "", {}),
+        ("postgresql+psycopg://host/db", "60", {}),
+        ("postgresql+pg8000://host/db", "", {}),
+    ],
+)
+def test_an_attempt_to_connect_to_a_server_takes_5_s(
+    url: str, variable: str, expected: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond that a heartbeat would hold up a trial whose host does not reach the server."""
+    given: list[object] = []
+
+    def make(*_: object, connect_args: object = None, **__: object) -> None:
+        given.append(connect_args)
+        raise ArgumentError("seen")
+
+    if variable:
+        monkeypatch.setenv("PGCONNECT_TIMEOUT", variable)
+    else:
+        monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+    monkeypatch.setattr(database_module, "create_engine", make)
+    with pytest.raises(StoreError, match="seen"):
+        Database(url)
+    assert given == [expected]
