@@ -276,6 +276,8 @@ def lock_study(connection: Connection, study_id: str) -> RowMapping:
 def lock_own(connection: Connection, study_id: str, opener: Owner) -> None:
     """Lock a study that may still change, and that no other driver holds.
 
+    If its owner is dead, ``opener`` becomes its owner; an imported study stays without one.
+
     Args:
         connection: In the caller's transaction.
         study_id: The study.
@@ -294,6 +296,9 @@ def lock_own(connection: Connection, study_id: str, opener: Owner) -> None:
     owner = living_owner(row)
     if owner is not None and owner not in (opener, Owner.current()):
         raise _held_by(study_id, owner)
+    if owner is None and row["owner"] is not None:
+        # Otherwise a third driver could claim the study while this one measures.
+        update_study(connection, study_id, _ownership(opener))
 
 
 def not_owner(connection: Connection, study_id: str) -> NotOwnerError:

@@ -7,9 +7,10 @@ its transaction (:mod:`hvd_autosync.traces.outage`).
 
 A study changes only while it runs. While its owner runs, the process that created or claimed it,
 only that process and its forks may change it, with the store that it has opened; other processes
-get a ``NotOwnerError``. An exception are reports of later trainings
-(:meth:`TraceStore.keep_drift`, :meth:`TraceStore.keep_fallback`). Every method raises
-``StoreError`` if the database fails, and ``TraceFormatError`` if its content is damaged.
+get a ``NotOwnerError``. If its owner is dead, the first process that changes it becomes its owner.
+An exception are reports of later trainings (:meth:`TraceStore.keep_drift`,
+:meth:`TraceStore.keep_fallback`). Every method raises ``StoreError`` if the database fails, and
+``TraceFormatError`` if its content is damaged.
 """
 
 from __future__ import annotations

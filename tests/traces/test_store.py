@@ -507,13 +507,29 @@ def test_a_driver_changes_no_study_that_another_one_has_taken_over(
     store.keep_drift(study_id, ["a training reports what it has seen"])
 
 
-def test_a_study_whose_other_driver_has_died_may_be_continued(
+def test_a_study_whose_other_driver_has_died_is_this_ones_once_it_is_changed(
     store: TraceStore, path: Path, create: Create
 ) -> None:
     study = create()
     _set_owner(path, study, 500, host="elsewhere")
+    assert store.interrupted() == {study.study_id}
     number = store.ask(study.study_id, Strategy(), "default", {})
+    assert store.interrupted() == frozenset()
+    assert store.claim_resumable("job") is None, "a third driver would measure beside this one"
+    store.heartbeat(study.study_id)
     store.tell(study.study_id, number, _CRASHED)
+
+
+def test_a_fork_owns_a_study_for_the_process_that_has_opened_the_store(
+    store: TraceStore, path: Path, create: Create
+) -> None:
+    study = create()
+    _set_owner(path, study, 500, host="elsewhere")
+    fork = _FORK.Process(target=store.ask, args=(study.study_id, Strategy(), "default", {}))
+    fork.start()
+    fork.join()
+    assert fork.exitcode == 0
+    store.heartbeat(study.study_id)
 
 
 def test_ended_studies_are_not_resumed(store: TraceStore, create: Create) -> None:
