@@ -53,6 +53,8 @@ _REMEDIES = {
 _PACKAGES = {"MySQLdb": "mysqlclient", "mysql": "mysql-connector-python"}
 #: Parts of SQLite's messages about files that are damaged or not trace stores.
 _DAMAGE = ("malformed", "not a database", "no such table", "no such column", "has no column")
+#: What PostgreSQL calls a missing right; its messages may be in any language.
+_NO_RIGHT = "42501"
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
@@ -278,6 +280,13 @@ def _create_sqlite_engine(url: URL) -> Engine:
 def _translate(error: Exception, cause: BaseException | None, location: Location) -> StoreError:
     """Translate the error of a database driver."""
     text = location.without_secrets(" ".join(str(cause).split()))
+    # psycopg has ``sqlstate``, psycopg2 has ``pgcode``.
+    if _NO_RIGHT in (getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None)):
+        return StoreError(
+            f"{location.name}: {text}",
+            hint="Grant this user the rights to create, read and change the tables of the store, "
+            "or use another store.",
+        )
     if isinstance(error, ProgrammingError) or any(part in text for part in _DAMAGE):
         return TraceFormatError(
             f"{location.name} is damaged, or not a trace store: {text}", hint=_USE_ANOTHER

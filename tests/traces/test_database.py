@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import Engine
+from sqlalchemy.exc import ArgumentError, ProgrammingError
 
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.traces import database as database_module
@@ -296,3 +297,20 @@ def test_an_attempt_to_connect_to_a_server_takes_5_s(
     with pytest.raises(StoreError, match="seen"):
         Database(url)
     assert given == [expected]
+
+
+@pytest.mark.parametrize("attribute", ["sqlstate", "pgcode"])
+def test_a_missing_right_is_no_damage(attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Denied(Exception):
+        """What a driver of PostgreSQL raises; it is a ``ProgrammingError`` of the DBAPI."""
+
+    setattr(Denied, attribute, "42501")
+
+    def refuse(_: object) -> None:
+        raise ProgrammingError("SELECT", {}, Denied("keine Berechtigung für Tabelle"))
+
+    monkeypatch.setattr(Engine, "connect", refuse)
+    with pytest.raises(StoreError, match="keine Berechtigung für Tabelle") as caught:
+        Database("sqlite://")
+    assert not isinstance(caught.value, TraceFormatError)
+    assert "Grant this user the rights to create" in caught.value.hint
