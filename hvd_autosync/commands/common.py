@@ -82,15 +82,19 @@ def refuse_without_effect(context: typer.Context, why: str, *names: str) -> None
             raise ConfigurationError(f"{option} has no effect {why}", hint=f"Remove {option}.")
 
 
-def open_store(location: str | None) -> TraceStore:
+def open_store(location: str | None, *, create: bool = False) -> TraceStore:
     """Return the store that ``--store`` names.
 
+    Args:
+        location: The store as named by the user.
+        create: Whether to create it where there is none, as of :class:`TraceStore`.
+
     Raises:
-        StoreError: It cannot be opened.
+        StoreError: It cannot be opened, or there is none that was named.
     """
     from hvd_autosync.traces import TraceStore
 
-    return TraceStore(location)
+    return TraceStore(location, create=create)
 
 
 def mention_failed(store: TraceStore, study: str, location: str | None) -> None:

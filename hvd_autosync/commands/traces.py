@@ -220,7 +220,7 @@ def import_(
             "give exactly one file: a trace, or a log of Horovod's own tuner",
             hint="Write hvd-autosync traces import FILE, or --horovod-autotune FILE.",
         )
-    traces = open_store(store)
+    traces = open_store(store, create=True)
     if horovod_autotune is not None:
         print(import_autotune_log(traces, horovod_autotune))
         return

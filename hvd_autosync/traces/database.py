@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.exc import (
@@ -23,7 +24,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool, QueuePool
 
 from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
-from hvd_autosync.traces.location import Location, prepare_file, resolve_location
+from hvd_autosync.traces.location import Location, is_there, prepare_file, resolve_location
 from hvd_autosync.traces.outage import (
     LostTransactionError,
     connect_again,
@@ -76,21 +77,31 @@ class Database:
 
     Args:
         location: As for :func:`~hvd_autosync.traces.location.resolve_location`.
+        create: Whether to create a store that does not exist. Otherwise one that was named is an
+            error, and the default store is empty.
 
     Raises:
-        StoreError: The database cannot be opened.
+        StoreError: The database cannot be opened, or there is none that was named.
         TraceFormatError: The database is not a trace store, is damaged, or is of a newer version;
             it was not changed.
     """
 
-    def __init__(self, location: str | os.PathLike[str] | None) -> None:
+    def __init__(self, location: str | os.PathLike[str] | None, *, create: bool = True) -> None:
         self._location = resolve_location(location)
         if self._location.file is not None:
-            prepare_file(self._location.file)
+            if create or is_there(self._location.file):
+                prepare_file(self._location.file)
+            elif self._location.is_default:  # before the user's first job it is empty, in memory
+                self._location = replace(self._location, url=URL.create("sqlite"))
+            else:
+                raise self._no_store()
         self._engine = _create_engine(self._location)
+        self._engine.update_execution_options(store=self._location.name)  # for messages
         #: Whether to wait for a lost server; not before the first connection succeeded.
         self._waits = False
         if not self._has_tables():
+            if not create and not self._location.is_default:
+                raise self._no_store()
             self._create_tables()
         self._waits = not self._location.is_sqlite
 
@@ -149,6 +160,12 @@ class Database:
     def close(self) -> None:
         """Close the database."""
         self._engine.dispose()
+
+    def _no_store(self) -> StoreError:
+        return StoreError(
+            f"there is no trace store {self.name}",
+            hint="Check its name. A job with --autosync or hvd-autosync traces import creates it.",
+        )
 
     def _connect(self, engine: Engine, *, wait: bool = True) -> Connection:
         if self._waits and wait:

@@ -40,10 +40,12 @@ class Location:
     Attributes:
         url: URL of the database.
         file: The SQLite file, as it was named; ``None`` for a server or a database in memory.
+        is_default: Whether nobody has named it: it is the user's own store.
     """
 
     url: URL
     file: Path | None
+    is_default: bool = False
 
     @property
     def is_sqlite(self) -> bool:
@@ -140,7 +142,10 @@ def resolve_location(location: str | os.PathLike[str] | None) -> Location:
         StoreError: The URL cannot be parsed, or is no text.
     """
     if location is None:
-        location = os.environ.get(STORE_VARIABLE) or _default_file()
+        location = os.environ.get(STORE_VARIABLE)
+        if not location:
+            file = _default_file()
+            return Location(URL.create("sqlite", database=str(file)), file, is_default=True)
     if not isinstance(location, (str, os.PathLike)):
         raise StoreError(
             f"{location!r:.200} is not the location of a store", hint="Give a path or a URL."
@@ -169,6 +174,17 @@ def has_secrets(location: str | None) -> bool:
         return location is not None and bool(resolve_location(location).secrets)
     except StoreError:  # it is refused where it is opened
         return False
+
+
+def is_there(file: Path) -> bool:
+    """Return whether ``file`` exists, or may exist where this user cannot look."""
+    try:
+        file.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def prepare_file(file: Path) -> None:

@@ -27,7 +27,7 @@ def open_trace(trace: str, location: str | None) -> tuple[TraceStore, StudyRecor
         return store, store.study(import_studies(store, trace)[0])
     if "." in trace or os.sep in trace:  # no id has one
         raise StoreError(f"there is no file {trace}", hint="Check the path of the trace.")
-    store = TraceStore(location)
+    store = TraceStore(location, create=False)
     return store, store.study(trace)
 
 

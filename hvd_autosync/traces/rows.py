@@ -118,7 +118,7 @@ def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -
         StoreError: No study or several studies match.
     """
     if not study_id:  # the beginning of every id
-        raise no_study(study_id)
+        raise no_study(connection, study_id)
     query = select(STUDIES.c.study_id).order_by(*_NEWEST_FIRST)
     if study_id == "last":
         failed = STUDIES.c.status == StudyStatus.FAILED.value
@@ -129,7 +129,7 @@ def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -
         query = query.where(fits).limit(_LISTED + 1)
     found: list[str] = list(connection.execute(query).scalars())
     if not found:
-        raise no_study(study_id)
+        raise no_study(connection, study_id)
     if len(found) > 1:
         ids = ", ".join(found[:_LISTED])
         raise StoreError(
@@ -269,7 +269,7 @@ def lock_study(connection: Connection, study_id: str) -> RowMapping:
     query = select(*columns).where(STUDIES.c.study_id == study_id).with_for_update()
     row = connection.execute(query).mappings().first()
     if row is None:
-        raise no_study(study_id)
+        raise no_study(connection, study_id)
     return row
 
 
@@ -323,15 +323,15 @@ def _held_by(study_id: str, owner: Owner) -> NotOwnerError:
     )
 
 
-def no_study(study_id: str) -> StoreError:
+def no_study(connection: Connection, study_id: str) -> StoreError:
     """Return the error for an id that matches no study."""
+    store = connection.get_execution_options().get("store", "this store")
     if study_id == "last":
         return StoreError(
-            "this store has no study yet", hint="Run a job with --autosync, or import a trace."
+            f"{store} has no study yet", hint="Run a job with --autosync, or import a trace."
         )
     return StoreError(
-        f"this store has no study {study_id!r}",
-        hint="List the studies with: hvd-autosync traces list",
+        f"{store} has no study {study_id!r}", hint="List the studies with: hvd-autosync traces list"
     )
 
 

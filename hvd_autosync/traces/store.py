@@ -45,15 +45,19 @@ class TraceStore:
 
     Args:
         location: A path, an SQLAlchemy URL, or ``None``: ``HVD_AUTOSYNC_STORE``, else the default.
+        create: Whether to create a store that does not exist. Otherwise one that was named is an
+            error, and the default store is empty.
 
     Raises:
-        StoreError: The database cannot be opened.
+        StoreError: The database cannot be opened, or there is none that was named.
         TraceFormatError: The database is not a trace store, is damaged, or is of a newer version;
             it was not changed.
     """
 
-    def __init__(self, location: str | os.PathLike[str] | None = None) -> None:
-        self._database = Database(location)
+    def __init__(
+        self, location: str | os.PathLike[str] | None = None, *, create: bool = True
+    ) -> None:
+        self._database = Database(location, create=create)
         self._opener = Owner.current()
 
     @property
@@ -256,7 +260,7 @@ class TraceStore:
             same_id = STUDIES.c.study_id == rows.full_id(connection, study_id)
             found = rows.study_records(connection, same_id)
         if not found:  # deleted at this moment
-            raise rows.no_study(study_id)
+            raise rows.no_study(connection, study_id)
         return found[0]
 
     @repeated

@@ -134,6 +134,50 @@ def test_an_error_is_a_message_and_a_status_not_a_traceback(tmp_path: Path) -> N
     assert len(done.stderr.splitlines()) == 2 and done.stderr.splitlines()[1].startswith("  ")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "show",
+        "watch",
+        "simulate",
+        "recurring",
+        "report -o -",
+        "replay",
+        "traces list",
+        "traces show",
+        "traces export",
+        "traces contribute",
+        "traces delete abc",
+    ],
+)
+def test_no_store_is_created_to_be_read(words: str, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.db"
+    done = run(*words.split(), "--store", str(missing))
+    assert done.exit_code == 1
+    assert f"error: there is no trace store {missing}" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_before_the_first_job_there_are_no_studies_and_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    default = tmp_path / "hvd-autosync" / "traces.db"
+    listed = run("traces", "list")
+    assert listed.exit_code == 0 and f"no studies in {default} yet" in listed.output
+    assert run("recurring").exit_code == 0
+    shown = run("show")
+    assert shown.exit_code == 1
+    assert f"error: {default} has no study yet\n  Run a job with --autosync" in shown.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_lacks_a_study_is_named(store: TraceStore) -> None:
+    assert f"error: {store.name} has no study yet" in run("show").output
+    write_study(store, gain=True)
+    assert f"error: {store.name} has no study 'nothing'" in run("show", "nothing").output
+
+
 def test_an_unusable_argument_is_status_2(store: TraceStore, tmp_path: Path) -> None:
     for words in ((), (str(tmp_path), "--horovod-autotune", str(tmp_path))):
         result = run("traces", "import", *words)

@@ -27,6 +27,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
+from hvd_autosync.traces import TraceStore
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "traces" / "vgg-100mbit-codec.jsonl.gz"
 
@@ -252,7 +253,8 @@ def test_what_won_is_best(study: Study) -> None:
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="nowhere"):
+    TraceStore(tmp_path / "t.db").close()
+    with pytest.raises(StoreError, match=r"t\.db has no study 'nowhere'"):
         Study.load("nowhere", store=str(tmp_path / "t.db"))
     with pytest.raises(StoreError, match=r"no file .*gone.jsonl"):
         Study.load(tmp_path / "gone.jsonl")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import sqlite3
 import stat
 import tempfile
@@ -15,6 +16,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import ArgumentError, ProgrammingError
 
 from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.traces import TraceStore
 from hvd_autosync.traces import database as database_module
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.schema import META
@@ -314,3 +316,35 @@ def test_a_missing_right_is_no_damage(attribute: str, monkeypatch: pytest.Monkey
         Database("sqlite://")
     assert not isinstance(caught.value, TraceFormatError)
     assert "Grant this user the rights to create" in caught.value.hint
+
+
+def test_a_store_is_created_only_where_it_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "traces.db"
+    with pytest.raises(StoreError, match=r"there is no trace store .*/folder/traces\.db"):
+        Database(path, create=False)
+    assert not path.parent.exists()
+    path = tmp_path / "empty.db"
+    path.touch()
+    for location in (path, "sqlite://"):
+        with pytest.raises(StoreError, match="there is no trace store"):
+            Database(location, create=False)
+    assert path.stat().st_size == 0
+    Database(path).close()
+    with Database(path, create=False).reading() as connection:
+        assert connection.execute(META.select()).all()
+
+
+def test_the_default_store_is_empty_before_it_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    file = tmp_path / "hvd-autosync" / "traces.db"
+    store = TraceStore(create=False)
+    assert store.ids() == [] and store.name == str(file)
+    with pytest.raises(StoreError, match=f"{re.escape(store.name)} has no study yet"):
+        store.study("last")
+    assert not file.parent.exists()
+    # One that was named is expected to be there.
+    monkeypatch.setenv("HVD_AUTOSYNC_STORE", str(file))
+    with pytest.raises(StoreError, match="there is no trace store"):
+        TraceStore(create=False)

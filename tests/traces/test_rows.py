@@ -97,6 +97,9 @@ def test_servers_lock_rows() -> None:
     class Server:
         """Notes what is executed, as PostgreSQL would read it, and has no rows."""
 
+        def get_execution_options(self) -> dict[str, Any]:
+            return {}
+
         def execute(self, statement: Any) -> Any:
             statements.append(str(statement.compile(dialect=postgresql.dialect())))
             return create_engine("sqlite://").connect().execute(text("SELECT 1 WHERE 0"))
