@@ -16,6 +16,7 @@ from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
 from hvd_autosync.traces.records import timestamp
+from hvd_autosync.traces.state import StudyState
 
 #: Interval between two looks into the store, seconds.
 _EVERY_S = 0.5
@@ -36,6 +37,14 @@ class FollowedStudy(AskTellStudy):
     def history(self) -> list[TrialRecord]:
         """See :class:`AskTellStudy`."""
         return self.told
+
+    def stored(self) -> list[TrialRecord]:
+        """Return all trials that are in the store, by number.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        return self._trials.read()
 
 
 class Follower:
@@ -59,6 +68,9 @@ class Follower:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.study: FollowedStudy | None = None
+        #: What the study was like in the last look, and its trials then.
+        self._state: StudyState | None = None
+        self._stored: list[TrialRecord] = []
         self._store = store
         self._listener = listener
         self._again = again
@@ -107,18 +119,22 @@ class Follower:
         study = self.study
         if study is None:
             return None
-        study.record = self._store.study(study.study_id)
+        # Looked at before what it tells of: what comes meanwhile is seen in the next look.
+        state = self._store.state(study.study_id)
+        if state != self._state:
+            study.record, self._stored = self._store.study(study.study_id), study.stored()
+            self._state = state
         # Its space is set after the result of its first trial.
         described = study.record.space is not None
         final = last or study.record.status is not StudyStatus.RUNNING
-        self._tell(study, self._store.trials(study.study_id), results=described or final)
+        self._tell(study, self._stored, results=described or final)
         if study.conclusion is not None:
             self._listener.on_study_end(study, study.conclusion)
         return study
 
     def _start(self, study: FollowedStudy) -> None:
-        self.study = study
-        trials = self._store.trials(study.study_id)
+        self.study, self._state = study, None
+        trials = study.stored()
         study.told += takewhile(lambda each: each.asked_at < self._since, trials)
         resumed = any(each.result is not None for each in study.told)
         self._listener.on_study_start(study, resumed=resumed)

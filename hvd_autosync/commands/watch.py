@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hvd_autosync.traces import TraceStore
+    from hvd_autosync.traces.state import StudyState
 
 #: Interval between two looks into the store.
 _EVERY_S = 1.0
@@ -57,8 +58,10 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
     from hvd_autosync.traces import StudyStatus
     from hvd_autosync.traces.owner import HEARTBEAT_S
 
-    yield f"study {study_id}: {' '.join(store.study(study_id).command)}"
+    study = AskTellStudy(store, store.study(study_id))
+    yield f"study {study_id}: {' '.join(study.record.command)}"
     printed: set[int] = set()
+    seen: StudyState | None = None
     dead_since = math.inf
     while True:
         now = time.monotonic()
@@ -66,15 +69,18 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
         # look is before its trials: none comes later.
         dead = study_id in store.interrupted(study_id, imported=True)
         dead_since = min(dead_since, now) if dead else math.inf
-        record, progress = store.study(study_id), TuningProgress()
-        progress.start(AskTellStudy(store, record))
-        for ended in progress.ended:  # not always in the order of their numbers
-            if ended.number not in printed:
-                printed.add(ended.number)
-                yield trial_line(ended)
-        if record.status is not StudyStatus.RUNNING:
-            yield answer_line(record)
-            return
+        state = store.state(study_id)
+        if state != seen:
+            seen = state
+            study.record, progress = store.study(study_id), TuningProgress()
+            progress.start(study)
+            for ended in progress.ended:  # not always in the order of their numbers
+                if ended.number not in printed:
+                    printed.add(ended.number)
+                    yield trial_line(ended)
+            if study.record.status is not StudyStatus.RUNNING:
+                yield answer_line(study.record)
+                return
         if now - dead_since > HEARTBEAT_S:
             count = f"{len(printed)} trial{'s' * (len(printed) != 1)}"
             again = study_id in store.interrupted(study_id)

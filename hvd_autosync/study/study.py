@@ -47,6 +47,7 @@ from hvd_autosync.study.related_studies import (
 from hvd_autosync.study.source_fits import keep_fits, with_known_fits
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
+from hvd_autosync.traces.loaded import LoadedTrials
 from hvd_autosync.traces.unsaved import keep_unsaved
 from hvd_autosync.util.versions import deciding_versions
 
@@ -66,6 +67,7 @@ class AskTellStudy:
         self, store: TraceStore, record: StudyRecord, learner: Learner | None = None
     ) -> None:
         self._store = store
+        self._trials = LoadedTrials(store, record.study_id)
         self._learner = learner or learning.BayesianLearner()
         #: Number of each open trial -> when it was asked for, in seconds of the monotonic clock.
         self._mine: dict[int, float] = {}
@@ -182,7 +184,7 @@ class AskTellStudy:
     @property
     def history(self) -> list[TrialRecord]:
         """All trials so far, in order."""
-        return self._store.trials(self.study_id)
+        return self._trials.read()
 
     @property
     def conclusion(self) -> Conclusion | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Text, func, select, type_coerce
@@ -24,6 +25,8 @@ _Record = TypeVar("_Record", StudyRecord, TrialRecord)
 _LISTED = 8
 #: Least number of trials with results of a study that others can learn from.
 _FEWEST_TOLD = 3
+#: So many known trials are left out of a query: databases limit its parameters, some to 999.
+_MOST_LEFT_OUT = 900
 _NEWEST_FIRST = (STUDIES.c.created_at.desc(), STUDIES.c.study_id)
 
 
@@ -139,9 +142,19 @@ def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -
     return found[0]
 
 
-def trial_records(connection: Connection, study_id: str) -> list[TrialRecord]:
-    """Return the trials of a study by number."""
+def trial_records(
+    connection: Connection, study_id: str, known: Collection[int] = ()
+) -> list[TrialRecord]:
+    """Return the trials of a study by number.
+
+    Args:
+        connection: In the caller's transaction.
+        study_id: The study.
+        known: Numbers of trials that are left out, except perhaps some of many.
+    """
     query = select(TRIALS).where(TRIALS.c.study_id == study_id).order_by(TRIALS.c.number)
+    if known:
+        query = query.where(TRIALS.c.number.not_in(list(islice(known, _MOST_LEFT_OUT))))
     return [_record(TrialRecord, row) for row in connection.execute(query).mappings()]
 
 
@@ -170,10 +183,11 @@ def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
     try:
         return kind.from_json(with_current_keys(columns_of(row)))
     except (ValueError, AutosyncError) as error:
-        raise _damaged(row, error) from error
+        raise damaged(row, error) from error
 
 
-def _damaged(row: Mapping[Any, Any], error: Exception) -> TraceFormatError:
+def damaged(row: Mapping[Any, Any], error: Exception) -> TraceFormatError:
+    """Return the error for a row of a study or a trial that is no record."""
     if isinstance(error, UnknownFieldError):
         return TraceFormatError(
             f"study {row['study_id']} was written by a newer hvd-autosync: {error}",
@@ -347,7 +361,7 @@ def living_owner(row: RowMapping) -> Owner | None:
         owner = Owner.from_json(columns_of(row)["owner"])
         age_s = time.time() - read(float, row["heartbeat_s"])
     except ValueError as error:
-        raise _damaged(row, error) from error
+        raise damaged(row, error) from error
     return owner if owner.alive(age_s) else None
 
 

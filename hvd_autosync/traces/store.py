@@ -19,7 +19,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -34,6 +34,7 @@ from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import Fallback, StudyRecord, StudyStatus, TrialRecord, timestamp
 from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.traces.schema import STUDIES, TRIALS
+from hvd_autosync.traces.state import StudyState, study_state
 
 __all__ = ["TraceStore", "default_store_url"]
 
@@ -300,10 +301,26 @@ class TraceStore:
             return rows.interrupted(connection, study_id, imported)
 
     @repeated
-    def trials(self, study_id: str) -> list[TrialRecord]:
-        """Return a study's trials by number; the id may be abbreviated as for :meth:`full_id`."""
+    def state(self, study_id: str) -> StudyState:
+        """Return how far a study has come, from its full id; cheap, for who waits for news.
+
+        Raises:
+            StoreError: There is no such study.
+        """
         with self._database.reading() as connection:
-            return rows.trial_records(connection, rows.full_id(connection, study_id))
+            return study_state(connection, study_id)
+
+    @repeated
+    def trials(self, study_id: str, known: Collection[int] = ()) -> list[TrialRecord]:
+        """Return a study's trials by number; the id may be abbreviated as for :meth:`full_id`.
+
+        Args:
+            study_id: The study.
+            known: Numbers of trials that are left out, except perhaps some of many.
+        """
+        with self._database.reading() as connection:
+            study_id = rows.full_id(connection, study_id)
+            return rows.trial_records(connection, study_id, known)
 
     @repeated
     def trials_by_reason(self, ending: str) -> list[tuple[StudyRecord, list[TrialRecord]]]:

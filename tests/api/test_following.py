@@ -295,3 +295,30 @@ def test_a_followed_study_has_the_trials_that_were_told(tmp_path: Path) -> None:
     do("create", "ask")(tuned)
     study = FollowedStudy(tuned.store, tuned.study.record)
     assert study.history == [] and len(tuned.study.history) == 1
+
+
+def test_a_look_without_news_reads_no_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[str] = []
+    for name in ("study", "trials"):
+        read = getattr(TraceStore, name)
+
+        def noted(*given: object, name: str = name, read: Callable[..., object] = read) -> object:
+            loads.append(name)
+            return read(*given)
+
+        monkeypatch.setattr(TraceStore, name, noted)
+    counts: list[int] = []
+
+    def count(_: Tuned) -> None:
+        counts.append(len(loads))
+
+    follower, tuned, events = follow(
+        tmp_path, do("create"), do("ask"), count, count, count, do("tell"), do("conclude")
+    )
+    follower.until_ended(tuned)  # type: ignore[arg-type]
+    assert counts[0] > 0 and counts == counts[:1] * 3
+    # A Stop button is still looked at in each.
+    assert events.seen.count(("on_trial_progress", 0)) >= 3
+    assert ("on_trial_end", 0) in events.seen

@@ -181,3 +181,30 @@ def test_another_study_may_have_a_damaged_owner(tmp_path: Path, clock: Clock) ->
     study.store.let_go(study.study_id)
     *_, last = watched(TraceStore(path), study.study_id)
     assert last.startswith(f"study {study.study_id} was interrupted after 0 trials: ")
+
+
+def test_a_look_without_news_reads_no_trials(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = AskTellStudy.create(SPACE, store=str(tmp_path / "traces.db"))
+    trial = study.ask()
+    assert trial is not None
+    loads: set[float] = set()
+
+    def go_on() -> None:
+        if clock.now_s == 100.0:
+            study.tell(trial, [0.2] * 12)
+        if clock.now_s == 200.0:
+            study.store.finish(study.study_id, StudyStatus.FAILED, {"reason": "x"}, None)
+
+    for name in ("study", "trials"):
+        read = getattr(TraceStore, name)
+
+        def noted(*given: object, read: Callable[..., object] = read) -> object:
+            loads.add(clock.now_s)
+            return read(*given)
+
+        monkeypatch.setattr(TraceStore, name, noted)
+    clock.on_wait = go_on
+    assert len(list(watched(study.store, study.study_id))) == 3
+    assert loads == {0.0, 100.0, 200.0}

@@ -44,7 +44,7 @@ from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.study import AskTellStudy, counted
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
-from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord
+from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord, rows
 from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S
 
 TRACES = Path(__file__).parents[2] / "benchmarks" / "traces"
@@ -955,6 +955,27 @@ def test_a_study_that_another_driver_has_taken_over_is_left_to_it(
     (only,) = study.history
     assert only.result is None
     assert study.store.study(study.study_id).status is StudyStatus.RUNNING
+
+
+def test_each_result_is_read_from_the_store_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    record = rows._record
+
+    def noted(kind: type, row: Any) -> Any:
+        if kind is TrialRecord and row["result"] is not None:
+            read.append(row["number"])
+        return record(kind, row)
+
+    monkeypatch.setattr(rows, "_record", noted)
+    settings = StudySettings(trials=3, seed=1)
+    study = AskTellStudy.create(SPACE, store=str(tmp_path / "traces.db"), settings=settings)
+    told = []
+    while (trial := study.ask()) is not None:
+        study.tell(trial, [0.1] * 12)
+        told.append(trial.number)
+    assert sorted(read) == told
 
 
 def test_another_process_may_ask_in_a_study_that_it_has_loaded(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from hvd_autosync.search_space import (
     build_space,
 )
 from hvd_autosync.traces import Fallback, StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.traces.state import StudyState
 
 _FORK = multiprocessing.get_context("fork")
 _ROOT = Path(__file__).parents[2]
@@ -180,6 +181,37 @@ def test_a_study_is_found_by_prefix_and_as_the_last(store: TraceStore, create: C
     assert store.study(first.study_id[:8]) == first
     assert store.study("last") == second
     assert [s.study_id for s in store.studies()] == [second.study_id, first.study_id]
+
+
+def test_the_state_of_a_study_changes_with_all_that_is_new_in_it(
+    store: TraceStore, path: Path, create: Create, space: SearchSpace
+) -> None:
+    other, study_id = create().study_id, create().study_id
+    seen = [store.state(study_id)]
+    assert seen == [StudyState(StudyStatus.RUNNING, described=False, asked=0, told=0)]
+
+    def ask(study_id: str) -> None:
+        store.ask(study_id, Strategy(), "default", {})
+
+    for change in (
+        lambda: ask(study_id),
+        lambda: store.tell(study_id, 0, _CRASHED),
+        lambda: store.describe_task(study_id, None, space),
+        lambda: ask(study_id),
+        lambda: store.finish(study_id, StudyStatus.FAILED, {}, None),
+    ):
+        change()
+        seen.append(store.state(study_id))
+        assert seen[-1] != seen[-2]
+        store.heartbeat(other)
+        ask(other)
+        assert store.state(study_id) == seen[-1]
+    assert seen[-1] == StudyState(StudyStatus.FAILED, described=True, asked=2, told=1)
+    with pytest.raises(StoreError, match="has no study 'nothing'"):
+        store.state("nothing")
+    _change(path, "UPDATE hvd_autosync_studies SET status = 'asleep'")
+    with pytest.raises(TraceFormatError, match=f"{study_id} is damaged"):
+        store.state(study_id)
 
 
 def test_an_unknown_study_is_named_with_what_to_do(store: TraceStore, create: Create) -> None:
