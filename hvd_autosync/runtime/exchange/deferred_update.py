@@ -322,8 +322,11 @@ class _OwnStep:
     def make(self) -> None:
         """Make it; what the script has removed of the states meanwhile stays removed."""
         step = own_class(self._optimizer).step
-        # Without the script's hooks, which have run in the step that this is a part of.
-        getattr(step, "__wrapped__", step)(self._stepping)
+        # Without the script's hooks, which have run in the step that this is a part of. torch adds
+        # them to a class when it creates the first optimizer of it.
+        if getattr(step, "hooked", False):
+            step = step.__wrapped__
+        step(self._stepping)
         its = zip(self._parameters, self._twins, self._states, self._before, strict=True)
         for parameter, twin, state, before in its:
             if self._optimizer.state.get(parameter) is not state:
