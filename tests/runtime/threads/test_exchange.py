@@ -199,6 +199,7 @@ def test_an_operation_that_fails_ends_all(case: Case, at: int, begin: Any) -> No
 
 def test_updates_are_deferred(begin: Any) -> None:
     """Until they are read, or ranks join; those of other ranks stay."""
+    torch._dynamo.reset()  # else none is if another test of this process has compiled anything
 
     def body() -> list[int]:
         own, waiting = begin(_SHAPES, SyncPlan(ExchangePlan(order="priority"))), []
