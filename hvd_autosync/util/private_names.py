@@ -184,7 +184,7 @@ PRIVATE_NAMES = (
     PrivateNames(
         "horovod.torch.mpi_ops",
         "_handle_map",
-        ("runtime/collectives/standstill.py",),
+        ("runtime/collectives/over_horovod.py", "runtime/collectives/standstill.py"),
         "operations under way",
     ),
     PrivateNames(

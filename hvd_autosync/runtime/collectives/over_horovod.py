@@ -2,12 +2,13 @@
 
 Where a public function of Horovod's does no more than look at deprecated arguments and call a
 private one, the private one is called: so the way through this module takes no longer than a call
-of the public function.
+of the public function. Only the wait for an operation is ours where ranks have one processor each.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,25 @@ _ALL = mpi_ops.global_process_set
 #: (``ProcessSetTable::Finalize_`` in process_set.cc). An operation that began meanwhile would wait
 #: for the one with the other in hand, for ever.
 _FREEING_S = 0.05
+#: Pause between two looks at an operation, where a rank has a single processor.
+_PAUSE_S = 1e-4
+
+
+@functools.cache
+def _one_processor_each(ranks: int) -> bool:
+    """Return whether this host has less than two processors for each of its ranks."""
+    return len(os.sched_getaffinity(0)) < 2 * ranks
+
+
+def _wait(handle: int) -> None:
+    """Wait for an operation, if Horovod's own wait would delay it.
+
+    That one looks all the time (``WaitAndClear`` in horovod/torch/mpi_ops_v2.cc). Where a rank has
+    a single processor, it so takes it from the thread that makes the operation.
+    """
+    if _one_processor_each(mpi_ops.local_size()):
+        while not mpi_ops.poll(handle):
+            time.sleep(_PAUSE_S)
 
 
 class OverHorovod:
@@ -65,6 +85,8 @@ class OverHorovod:
 
     def synchronize(self, handle: int) -> Any:
         try:
+            if handle in mpi_ops._handle_map and not mpi_ops.poll(handle):
+                _wait(handle)
             return mpi_ops.synchronize(handle)
         except CollectiveError:
             time.sleep(_FREEING_S)

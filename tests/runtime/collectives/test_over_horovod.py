@@ -41,3 +41,34 @@ def test_other_threads_run_before_a_failure_is_raised(monkeypatch: pytest.Monkey
     finally:
         sys.setswitchinterval(usual)
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("processors", "looks"),
+    [(2, 4), (3, 4), (4, 1)],
+    ids=["one each", "less than two each", "two each"],
+)
+def test_a_rank_with_one_processor_leaves_it_to_horovod_while_it_waits(
+    processors: int, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Horovod's own wait would take it from the thread that it waits for."""
+    seen = []
+
+    def poll(handle: int) -> bool:
+        seen.append(handle)
+        return len(seen) == 4
+
+    monkeypatch.setattr(over_horovod.os, "sched_getaffinity", lambda process: range(processors))
+    over_horovod._one_processor_each.cache_clear()
+    for name, value in (
+        ("_handle_map", {7: None}),
+        ("poll", poll),
+        ("local_size", lambda: 2),
+        ("synchronize", lambda handle: f"result of {handle}"),
+    ):
+        monkeypatch.setattr(over_horovod.mpi_ops, name, value)
+    try:
+        assert over_horovod.HOROVOD.synchronize(7) == "result of 7"
+    finally:
+        over_horovod._one_processor_each.cache_clear()
+    assert seen == [7] * looks

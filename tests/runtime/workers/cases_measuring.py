@@ -1,13 +1,15 @@
 """What is measured while ranks train together, and what ranks decide together."""
 
 import time
+import unittest.mock
 
 import horovod.torch as hvd
 import torch
 from common import OURS, RUN, batch, device_type, mlp, strategy, wrap
 from torch import nn
 
-from hvd_autosync.runtime.collectives import agreement
+from hvd_autosync.runtime.collectives import agreement, over_horovod
+from hvd_autosync.runtime.collectives.operations import Sum, allreduce
 from hvd_autosync.runtime.exchange.lossless import seconds_to_code
 from hvd_autosync.runtime.measure.profiler import Profiler
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
@@ -42,6 +44,20 @@ def case_steps_and_waiting():
     early = arrivals[0] - arrivals[1]
     assert (waited[1] - early).median() > -0.05, (waited, early)
     assert (waited[1] - waited[0] - early).median() > -0.4 * slept_s, (waited, early)
+
+
+def case_a_rank_that_waits_leaves_its_processor_to_others():
+    """Of a rank with one processor, which Horovod's thread needs, too."""
+    late_s = 0.6
+    with unittest.mock.patch.object(over_horovod, "_one_processor_each", lambda ranks: True):
+        hvd.barrier()
+        if hvd.rank() == 1:
+            time.sleep(late_s)
+        begin, used = time.perf_counter(), time.thread_time()
+        total = allreduce(torch.ones(3), name="waited.for", op=Sum)
+        waited, used = time.perf_counter() - begin, time.thread_time() - used
+    assert total.tolist() == [hvd.size()] * 3
+    assert hvd.rank() == 1 or (waited > 0.5 * late_s and used < 0.3 * waited), (waited, used)
 
 
 def case_second_optimizer_is_part_of_the_step():
