@@ -19,6 +19,7 @@ import enum
 import functools
 import math
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,6 +42,10 @@ _POSITIVE = ("_per_s",)
 _PLACE = re.compile(r"(?P<problem>.*?)(?: - at `\$(?P<path>[^`]*)`)?", re.DOTALL)
 #: Errors of classes that read their own JSON.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+#: Types that msgspec knows, with all types in them.
+_DESCRIBED: set[Any] = set()
+#: One for all types, because two of them may have a third one in common.
+_DESCRIBING = threading.Lock()
 
 _Self = TypeVar("_Self", bound="Record")
 _Value = TypeVar("_Value")
@@ -112,6 +117,8 @@ def read(kind: type[_Value], values: Any) -> _Value:
     """
     import msgspec
 
+    if kind not in _DESCRIBED:
+        _describe(kind)
     try:
         value = msgspec.convert(values, kind, dec_hook=_read_own)
     except msgspec.ValidationError as error:
@@ -122,6 +129,20 @@ def read(kind: type[_Value], values: Any) -> _Value:
         if problem := _impossible_number(value):
             raise ValueError(problem)
     return value
+
+
+def _describe(kind: type) -> None:
+    """Let msgspec describe a type in one thread alone.
+
+    It shows other threads a class that it has half described, and ends the process when they
+    use it.
+    """
+    import msgspec
+
+    with _DESCRIBING:
+        if kind not in _DESCRIBED:
+            msgspec.json.Decoder(kind)
+            _DESCRIBED.add(kind)
 
 
 class _Stored(type):

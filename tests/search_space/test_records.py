@@ -174,3 +174,34 @@ hooks.install(spec)
 assert "msgspec" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_can_read_a_new_type_at_once() -> None:
+    code = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hvd_autosync.search_space.records import read
+
+describing = threading.Event()
+
+def slow():
+    describing.set()
+    time.sleep(0.5)
+    return int
+
+@dataclass(frozen=True)
+class Inner:
+    number: "slow()"
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+
+with ThreadPoolExecutor(2) as threads:
+    first = threads.submit(read, Outer, {"inner": {"number": 1}})
+    assert describing.wait(60)
+    second = threads.submit(read, Outer, {"inner": {"number": 1}})
+    assert first.result() == second.result() == Outer(Inner(1))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
