@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,47 @@ def test_a_pipe_is_written_in_place(tmp_path: Path) -> None:
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot write .*: Is a directory"):
         write_file(tmp_path, b"page", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "number"),
+    [
+        (Path, "replace", errno.EBUSY),
+        (tempfile, "mkstemp", errno.EACCES),
+        (tempfile, "mkstemp", errno.EROFS),
+    ],
+)
+def test_a_file_that_cannot_be_replaced_is_written_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    file, new = tmp_path / "report.html", tmp_path / "new.html"
+    file.write_bytes(b"a longer page")
+    inode = file.stat().st_ino
+    monkeypatch.setattr(owner, name, refuse)
+    write_file(file, b"page", overwrite=True)
+    assert file.read_bytes() == b"page" and file.stat().st_ino == inode
+    with pytest.raises(StoreError, match=r"cannot write .*new.html"):
+        write_file(new, b"page", overwrite=True)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = tmp_path / "report.html"
+    file.write_bytes(b"a longer page")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left"):
+        write_file(file, b"page", overwrite=True)
+    assert file.read_bytes() == b"a longer page" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_name_may_have_as_many_bytes_as_a_file_system_takes(tmp_path: Path) -> None:
+    file = tmp_path / ("n" * 255)
+    for data in (b"first", b"second"):
+        write_file(file, data, overwrite=True)
+        assert file.read_bytes() == data
