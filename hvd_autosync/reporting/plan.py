@@ -56,13 +56,17 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     """Yield the parts of what :func:`print_plan` prints."""
     from hvd_autosync.engine.compatibility import nothing_to_reuse
     from hvd_autosync.engine.mode import last_study
-    from hvd_autosync.engine.study_options import load_restrictions
+    from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 
     restrictions = load_restrictions(options.space, options.allow)
     where = _where(job, options)
     store = TraceStore(options.store)
-    known, again = last_study(store, job, options)
-    reused = None if again or options.reuse == "never" else known
+    if options.reuse == "never":  # the run does not read its conclusion, which may be damaged
+        reused, again = None, ""
+        known = store.find_finished(tuning_key(job, options, restrictions))
+    else:
+        known, again = last_study(store, job, options)
+        reused = None if again else known
     if reused is None and options.reuse == "only" and _is_refused(job, options):
         raise nothing_to_reuse(again)
     if known is not None and known.space is not None:
@@ -71,7 +75,7 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
         yield from _possible(job, options, restrictions, live=where is not None)
     yield from (
         "",
-        _plan_text(options, reused, _again_text(options, known, again), where or "")
+        _plan_text(options, reused, _again_text(known, again), where or "")
         + _live_stage(job, options, reused),
         f"The trace is stored in {store.name}.",
     )
@@ -191,9 +195,9 @@ def _possible_models() -> Iterator[ModelProfile]:
         yield ModelProfile(parameters)
 
 
-def _again_text(options: Options, known: StudyRecord | None, again: str) -> str:
+def _again_text(known: StudyRecord | None, again: str) -> str:
     """Return after which study and why a job is tuned again; empty if it is not."""
-    if known is None or not again or options.reuse == "never":
+    if known is None or not again:
         return ""
     return f"tune again after study {known.study_id}, because {again}: "
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from hvd_autosync.engine.options import Options
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import ConfigurationError, TraceFormatError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.reporting import plan as plan_module
 from hvd_autosync.reporting.plan import print_plan
@@ -129,6 +129,21 @@ def test_a_job_that_will_be_tuned_again_does_not_reuse(store: Any, author: Any) 
     assert f"The search space of this job (study {study.study_id})" in text
     assert "reuse the winner" in " ".join(printed(JOB, store, reuse="only").split())
     assert "tune again" not in " ".join(printed(JOB, store, reuse="never").split())
+
+
+def test_a_job_that_reuses_nothing_does_not_read_the_last_conclusion(
+    store: Any, author: Any
+) -> None:
+    from hvd_autosync.engine.study_options import tuning_key
+
+    key = tuning_key(JOB, Options(store=store.name), {})
+    study = store.create_study(job_key=key, command=(), settings={}, versions={})
+    store.describe_task(study.study_id, author.task, author.space)
+    store.finish(study.study_id, StudyStatus.FINISHED, {"winner": 5}, author.space.default)
+    with pytest.raises(TraceFormatError, match=study.study_id):
+        printed(JOB, store)
+    text = " ".join(printed(JOB, store, reuse="never").split())
+    assert "The plan: measure the default strategy" in text
 
 
 def test_there_is_no_plan_where_nothing_can_be_reused(store: Any) -> None:
