@@ -91,6 +91,7 @@ class NoBarrier:
     ) -> None:
         self.interrupted = False
         self.owed = False
+        self._skipped = False  # the last step
         self.stopping = Stopping(guard_handler, stragglers)
         self._name = name
         self._optimizer = weakref.ref(optimizer)
@@ -172,8 +173,17 @@ class NoBarrier:
         Raises:
             AutosyncError: Another rank is gone.
         """
-        self.asynchronous.exchange(skipped=self.owed)
+        self._skipped = self.owed
+        self.asynchronous.exchange(skipped=self._skipped)
         self.owed = False
+
+    def stops(self, computed_s: float) -> bool:
+        """Report the step that was ended last; return whether this rank is to stop after it.
+
+        Args:
+            computed_s: The seconds that it took.
+        """
+        return self.stopping.stepped(self.asynchronous, computed_s, skipped=self._skipped)
 
     def meet(self, step: int, *, ended: bool, leaving: bool, interrupted: bool) -> Met:
         """Stop where all ranks stop, synchronize, and continue or end the phase; a collective.

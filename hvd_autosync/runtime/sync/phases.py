@@ -219,7 +219,7 @@ class ProtocolPhases(Nested, JoinHook):
             if self._epochs.at_end and not self._same_steps:
                 self._end_epoch()
             elif self.running:
-                if self._no_barrier.stopping.stepped(self._no_barrier.asynchronous, computed_s):
+                if self._no_barrier.stops(computed_s):
                     self._meet(ended=False, leaving=True)
             elif self.inner.replicas_in_sync and self._due():
                 self._vote()

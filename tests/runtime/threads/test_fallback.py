@@ -204,16 +204,20 @@ def reference(case: Case, seen: Seen) -> list[list[torch.Tensor]]:
     return after
 
 
-@given(case=cases())
-@settings(max_examples=25)
-def test_all_ranks_fall_back_at_once_and_go_on_exactly(
-    case: Case, loader: Any, begin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(current, "run", None)
     monkeypatch.setattr(current, "losses", LossesOfRanks())
     monkeypatch.setattr(guard, "LOSS_WINDOW", _WINDOW)
     monkeypatch.setattr(handler, "_GUARDS", [])
     monkeypatch.setattr(Votes, "EVERY", 2)
+
+
+@given(case=cases())
+@settings(max_examples=25)
+def test_all_ranks_fall_back_at_once_and_go_on_exactly(
+    case: Case, loader: Any, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _guarded(monkeypatch)
     first, *others = seen = ThreadRanks(len(case.of_ranks), seed=case.seed).run(
         lambda: training(case, loader, begin)
     )
@@ -226,3 +230,32 @@ def test_all_ranks_fall_back_at_once_and_go_on_exactly(
         assert any(all(map(torch.equal, each.after[0], known)) for known in each.before)
     for whole, wanted in zip(first.after, reference(case, first), strict=True):
         torch.testing.assert_close(whole, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["asp", "ssp"])
+@pytest.mark.parametrize("skipped", [(7,), (11,), (6, 9, 11)], ids=["one", "last", "some"])
+def test_the_loss_of_a_step_that_one_rank_skips_is_not_judged(
+    skipped: tuple[int, ...], kind: Any, loader: Any, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not finite where a forward pass has overflowed, and has changed no parameter."""
+    _guarded(monkeypatch)
+
+    def body() -> list[torch.Tensor]:
+        own = begin(_SHAPES, SyncPlan(protocol=Protocol(kind)))
+        scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), current.losses
+        assert losses is not None
+        for epoch in range(2):
+            for at in loader(own.epochs, 12):
+                gradients = [gradient(rank(), at, place) for place in range(len(_SHAPES))]
+                overflows = rank() == 0 and at in skipped and own.method.running
+                if overflows:
+                    gradients[0].fill_(math.nan)
+                losses.seen(torch.tensor(math.nan if overflows else 1.0))
+                assert own.scaled_step(scaler, gradients) is not overflows
+            assert own.sync.guard.watches and not own.sync.exact
+            assert own.method.running and own.sync.replicas_in_sync, "the epoch is over"
+            assert own.method.step == 12 * (epoch + 1)
+        return own.values()
+
+    first, second = ThreadRanks(2, seed=1).run(body)
+    assert all(map(torch.equal, first, second)) and all(each.isfinite().all() for each in first)
