@@ -322,6 +322,7 @@ class ProtocolPhases(Nested, JoinHook):
             ConfigurationError: Ranks have made different numbers of steps; they make all further
                 ones together, by this protocol.
         """
+        self.settle_skipped()
         if self.running:
             # Where all have made the same steps, they have as many left as under any plan.
             met = self._meet(ended=False, leaving=True)

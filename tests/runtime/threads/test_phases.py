@@ -340,6 +340,35 @@ def test_steps_that_one_rank_skips_without_a_barrier_count(
     assert all(map(torch.equal, first, second)) and all(each.isfinite().all() for each in first)
 
 
+@pytest.mark.parametrize("last", [8, 12], ids=["within", "last"])
+@pytest.mark.parametrize("kind", ["asp", "ssp"])
+def test_a_step_that_the_script_of_one_rank_skips_counts_before_another_plan(
+    kind: Any, last: int, loader: Any, begin: Any
+) -> None:
+    """Its gradients were synchronized, and what follows is no step."""
+
+    def body() -> tuple[list[torch.Tensor], int]:
+        own = begin(_SHAPES, SyncPlan(protocol=Protocol(kind)))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        for at in loader(own.epochs, 12):
+            gradients = [gradient(rank(), 0, at, place) for place in range(len(_SHAPES))]
+            if rank() == 0 and at == last - 1:
+                assert own.method.running
+                own.method.on_synchronize(in_step=False, fresh=True)
+            else:
+                own.scaled_step(scaler, gradients)
+            if at == last - 1:
+                phases = own.method
+                own.sync.switch(SyncPlan())
+                assert own.sync.replicas_in_sync
+                return own.values(), phases.step
+        raise AssertionError("the plan was not changed")
+
+    (first, steps), (second, same) = ThreadRanks(2, seed=1).run(body)
+    assert steps == same == last
+    assert all(map(torch.equal, first, second))
+
+
 @given(case=with_stragglers(("greedy",)))
 @settings(max_examples=30)
 def test_nobody_waits_for_a_straggler(case: Case, loader: Any, begin: Any) -> None:
