@@ -9,6 +9,7 @@ the script's options, that holds only the share; momentum and all other states a
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -168,7 +169,7 @@ class Share:
         own = cls.__new__(cls)
         # What its constructor has set, private or not; a step method there is a scheduler's.
         own.__dict__.update(
-            (name, value)
+            (name, _rebound(value, optimizer, own))
             for name, value in vars(optimizer).items()
             if name not in _OF_WRAPPERS and not callable(getattr(cls, name, None))
         )
@@ -227,6 +228,13 @@ class Share:
         self._gradient.zero_()
         self._present.clear()
         self.version += 1
+
+
+def _rebound(value: Any, before: Any, now: Any) -> Any:
+    """Return an attribute of ``before`` for ``now``: if it is a method of that, then of this."""
+    if isinstance(value, types.MethodType) and value.__self__ is before:
+        return types.MethodType(value.__func__, now)
+    return value
 
 
 def _scale_momentum(group: dict[str, Any], factor: float) -> None:

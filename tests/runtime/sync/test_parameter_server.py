@@ -355,3 +355,32 @@ def test_an_owner_steps_with_all_that_the_constructor_of_the_optimizer_has_set()
     share.step([1.0])
     torch.testing.assert_close(share.values, parameters[0].detach() - 0.25)
     assert not {"_sync", "_requires_update"} & vars(share._optimizer).keys()
+
+
+def test_a_method_that_the_constructor_of_the_optimizer_has_chosen_is_the_owners() -> None:
+    class Choosing(torch.optim.SGD):
+        def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+            super().__init__(parameters, lr=1.0)
+            self._update = self._counted_update
+
+        def _counted_update(self, parameter: torch.nn.Parameter) -> None:
+            state = self.state[parameter]
+            state["count"] = state.get("count", 0) + 1
+
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for each in group["params"]:
+                    self._update(each)
+            return super().step(closure)
+
+    parameters = parameters_of([(4,)])
+    optimizer = wrapped(Choosing, parameters)
+    (bucket,) = make_buckets(optimizer, parameters, 1)
+    bucket.keep_parameters()
+    share = Share(bucket, 0, optimizer)
+    for _ in range(2):
+        share.add(torch.ones(4))
+        share.step([1.0])
+    (entry,) = share.entries({parameters[0]: 0})
+    assert entry.state["count"] == 2
+    assert not optimizer.state.keys() - set(parameters)
