@@ -10,6 +10,7 @@ the header an object of JSON has one entry, which names what JSON lacks::
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -126,10 +127,14 @@ def to_device(value: Any, device: torch.device | str) -> Any:
     """Return a value of a state with all its tensors on ``device``."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
-    if type(value) is dict:
-        return {key: to_device(each, device) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(to_device(each, device) for each in value)
+    if isinstance(value, (dict, list)):
+        moved = copy.copy(value)  # of its type, whatever that is created from
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            moved[key] = to_device(each, device)
+        return moved
+    if isinstance(value, tuple):
+        make = getattr(value, "_make", type(value))  # a named tuple's
+        return make([to_device(each, device) for each in value])
     return value
 
 

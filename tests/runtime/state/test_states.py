@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hvd_autosync.runtime.state.states import (
     decode_entries,
     encode_entries,
     take_states,
+    to_device,
 )
 
 
@@ -114,3 +116,38 @@ def test_states_are_where_load_state_dict_would_have_them(option: str) -> None:
     assert state["rate"] == 0.1
     left, right = state["factors"]
     assert left.device.type == right["root"][0].device.type == "meta"
+
+
+class _Factors(NamedTuple):
+    left: torch.Tensor
+    right: list[torch.Tensor]
+
+
+class _Values(list[torch.Tensor]):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        OrderedDict(b=torch.ones(2), a=torch.ones(1)),
+        defaultdict(dict, a=torch.ones(2)),
+        _Values([torch.ones(2)]),
+        _Factors(torch.ones(2), [torch.ones(1)]),
+        torch.Size([3]),
+    ],
+    ids=["ordered", "default", "list", "named", "size"],
+)
+def test_containers_of_other_types_are_moved_too(value: Any) -> None:
+    def tensors(of: Any) -> list[torch.Tensor]:
+        if isinstance(of, torch.Tensor):
+            return [of]
+        parts = of.values() if isinstance(of, dict) else of if isinstance(of, (list, tuple)) else ()
+        return [tensor for part in parts for tensor in tensors(part)]
+
+    before = tensors(value)
+    moved = to_device(value, "meta")
+    assert type(moved) is type(value) and len(moved) == len(value)
+    assert [each.shape for each in tensors(moved)] == [each.shape for each in before]
+    assert all(each.device.type == "meta" for each in tensors(moved))
+    assert all(each.device.type == "cpu" for each in tensors(value)), "the state is not changed"
