@@ -67,9 +67,10 @@ def equalize_states(name: str, optimizer: Any, averaging: Averaging) -> None:
         received = tell_all(encode_entries(entries), f"{name}.of_first")
         if rank() != 0:
             take_states(optimizer, {each.place: each.state for each in decode_entries(received)})
+        count = "1 parameter" if len(of_first) == 1 else f"{len(of_first)} parameters"
         warn_on_rank_0(
-            f"states of the optimizer for {len(of_first)} parameters become those of rank 0: they "
-            "hold values that differ between ranks and cannot be averaged"
+            f"states of the optimizer for {count} become those of rank 0: they hold values that "
+            "differ between ranks and cannot be averaged"
         )
     if apart:
         names = ", ".join(str(optimizer._parameter_names[parameters[p]]) for p in apart)

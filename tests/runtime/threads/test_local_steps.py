@@ -10,6 +10,7 @@ import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state import normalization
 from hvd_autosync.runtime.state.normalization import Statistic
+from hvd_autosync.runtime.sync.equal_states import equalize_states
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.sync_plan import SyncPlan
@@ -398,6 +400,26 @@ def test_replicas_stay_equal_after_rounds_whose_states_have_no_mean(
     assert averages == others == [0.5, 0.0, 0.0]
     assert counts == others_counts
     assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize(
+    ("places", "said"), [([1], "for 1 parameter become"), ([0, 2], "for 2 parameters become")]
+)
+def test_it_is_said_how_many_states_become_those_of_rank_0(
+    places: list[int], said: str, begin: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing: Any = SimpleNamespace(average_tensors=lambda *_: None)
+
+    def body() -> list[int]:
+        optimizer = begin(_SHAPES, SyncPlan()).optimizer
+        parameters = optimizer.param_groups[0]["params"]
+        for place in places:
+            optimizer.state[parameters[place]]["count"] = rank() + 1
+        equalize_states("states", optimizer, nothing)
+        return [optimizer.state[parameters[place]]["count"] for place in places]
+
+    assert ThreadRanks(2).run(body) == [[1] * len(places)] * 2
+    assert capsys.readouterr().err.count(said) == 1
 
 
 @pytest.mark.parametrize("codec", ["none", "topk"])
