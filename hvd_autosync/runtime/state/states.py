@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,8 +134,10 @@ def to_device(value: Any, device: torch.device | str) -> Any:
             moved[key] = to_device(each, device)
         return moved
     if isinstance(value, tuple):
-        make = getattr(value, "_make", type(value))  # a named tuple's
-        return make([to_device(each, device) for each in value])
+        moved = [to_device(each, device) for each in value]
+        if all(map(operator.is_, moved, value)):  # as in torch.Size, which cannot be made so
+            return value
+        return tuple.__new__(type(value), moved)
     return value
 
 
