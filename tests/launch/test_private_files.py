@@ -460,15 +460,16 @@ def test_mount_points_may_be_any_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not ROOT or not shutil.which("unshare"), reason="needs root and unshare")
-def test_files_are_private_at_a_mount_point_that_is_not_utf_8(
-    trial: Callable[[], Trial], tmp_path: Path
-) -> None:
+def test_files_are_private_at_a_mount_point_that_is_not_utf_8(trial: Callable[[], Trial]) -> None:
     one = trial()
-    place = os.fsencode(tmp_path) + b"/caf\xe9 x"
-    os.mkdir(place)
     line = 'mount -t tmpfs none "$1" && echo before > "$1/file" && shift && "$@"; cat caf*/file'
-    one.way = ["unshare", "--mount", "sh", "-c", line, "sh", os.fsdecode(place), *one.way]
-    out, err, report = one.run("sh", "-c", "cd caf*; echo in the trial > file; cat file")
+    # Entries beside a mount count, and pytest has a folder for each test of a process.
+    with tempfile.TemporaryDirectory(prefix="autosync-test-") as folder:
+        place = os.fsencode(folder) + b"/caf\xe9 x"
+        os.mkdir(place)
+        one.folder = Path(folder)
+        one.way = ["unshare", "--mount", "sh", "-c", line, "sh", os.fsdecode(place), *one.way]
+        out, err, report = one.run("sh", "-c", "cd caf*; echo in the trial > file; cat file")
     assert out == "in the trial\nbefore\n", err
     assert isinstance(report, Files)
 
