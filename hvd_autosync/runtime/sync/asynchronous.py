@@ -30,9 +30,9 @@ from hvd_autosync.runtime.sync.shards import ServerBucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.util.weak_methods import once_gone, weakly
 
-#: Kinds of messages: a gradient; no more steps in this segment; a request for parameters;
-#: parameters.
-_PUSH, _DRAIN, _PULL, _PULLED = "push", "drain", "pull", "pulled"
+#: Kinds of messages: a gradient; that a skipped step has none; no more steps in this segment; a
+#: request for parameters; parameters.
+_PUSH, _SKIP, _DRAIN, _PULL, _PULLED = "push", "skip", "drain", "pull", "pulled"
 #: Seconds between two checks whether the other ranks are still there, while waiting for answers.
 _LOOK_S = 0.2
 #: First steps of a segment, and interval of later ones, in which all parameters are compared with
@@ -170,8 +170,8 @@ class Asynchronous:
         """
         self._begin_step()
         for bucket, missing in self._missing.items():
-            if skipped:
-                self._ask(bucket, {"kind": _PULL})  # so that the step ends as others do
+            if missing and skipped:
+                self._ask(bucket, {"kind": _SKIP, "clock": self.clock + 1})
             elif missing:
                 for parameter in missing:
                     bucket.keep_gradient(parameter)
@@ -273,7 +273,7 @@ class Asynchronous:
         kind = message["kind"]
         if kind == _PULLED:
             self._on_pulled_message(source, message, body)
-        elif kind in (_PUSH, _DRAIN, _PULL):
+        elif kind in (_PUSH, _SKIP, _DRAIN, _PULL):
             with self._changed:
                 while message["segment"] > self.segment:
                     self._changed.wait()  # this rank is about to begin it too
@@ -284,22 +284,26 @@ class Asynchronous:
     def _on_message_as_owner(self, source: int, message: PeerMessage, body: memoryview) -> None:
         owned = self._server
         assert owned is not None, "owners receive nothing after the last segment"
-        if message["kind"] == _PULL:
+        kind = message["kind"]
+        if kind == _PULL:
             self._answer(source, message["bucket"], message["version"])
             return
-        if message["kind"] == _PUSH:
+        if kind == _DRAIN:
+            ready = owned.drained(source)
+        else:
             push = Push(
                 source,
                 message["bucket"],
                 message["clock"],
                 message["version"],
-                message["rates"],
-                message["absent"],
+                message.get("rates", ()),
+                message.get("absent", ()),
             )
-            gradient = _tensor(body, owned.shares[push.bucket].values)
-            ready = owned.pushed(push, gradient)
-        else:
-            ready = owned.drained(source)
+            if kind == _SKIP:
+                ready = owned.skipped(push)
+            else:
+                gradient = _tensor(body, owned.shares[push.bucket].values)
+                ready = owned.pushed(push, gradient)
         for each in ready:
             self._answer(each.source, each.bucket, each.version)
         if owned.all_drained:

@@ -2,8 +2,9 @@
 
 Under ASP it makes a step of every gradient on arrival, and answers at once. Under SSP(s) it delays
 the answer to a rank that is more than s steps ahead of the slowest. Under SSP(0) all ranks are at
-the same step, so it makes one step of the mean of their gradients, which is the step of BSP. Until
-the next segment, no rank waits for one that has drained.
+the same step, so it makes one step of the mean of their gradients, which is the step of BSP. A step
+that a rank skips counts as one without a gradient. Until the next segment, no rank waits for one
+that has drained.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _RAMP = 100
 
 @dataclass(frozen=True)
 class Push:
-    """A gradient of one rank for one bucket.
+    """A gradient of one rank for one bucket, or word that it has skipped a step and has none.
 
     Attributes:
         source: The rank.
         bucket: Number of the bucket.
         clock: The rank's step in this segment, from 1.
         version: Version of the parameters that the gradient was computed with; -1: the first ones.
-        rates: Learning rates of that step, by parameter group.
+        rates: Learning rates of that step, by parameter group; none if it was skipped.
         absent: Places in the bucket of parameters without a gradient.
     """
 
@@ -38,7 +39,7 @@ class Push:
     bucket: int
     clock: int
     version: int
-    rates: Sequence[float]
+    rates: Sequence[float] = ()
     absent: Collection[int] = ()
 
 
@@ -102,17 +103,18 @@ class ParameterServer:
 
     def pushed(self, push: Push, gradient: torch.Tensor) -> Iterator[Push]:
         """Apply a gradient that arrived; yields the pushes that can be answered now."""
-        owned = self._owned[push.bucket]
-        owned.clocks[push.source] = push.clock
-        owned.unanswered[push.source] = push
-        share = owned.share
+        share = self._owned[push.bucket].share
         share.add(gradient, push.absent)
         if self._most_ahead != 0:
             self.staleness[share.version - max(push.version, 0)] += 1
             steps = share.version // self._ranks
             momentum = self._protocol.momentum_factor(steps, self._ranks, _RAMP)
             share.step([rate * self._rate for rate in push.rates], momentum)
-        yield from self._answered(owned)
+        yield from self._noted(push)
+
+    def skipped(self, push: Push) -> Iterator[Push]:
+        """Note that a rank has skipped a step; yields the pushes that can be answered now."""
+        yield from self._noted(push)
 
     def drained(self, rank: int) -> Iterator[Push]:
         """Note that a rank has made its last step of this segment.
@@ -123,6 +125,13 @@ class ParameterServer:
         self._drained.add(rank)
         for owned in self._owned:
             yield from self._answered(owned)
+
+    def _noted(self, push: Push) -> list[Push]:
+        """Count a step of a rank, which waits now; return the pushes that can be answered."""
+        owned = self._owned[push.bucket]
+        owned.clocks[push.source] = push.clock
+        owned.unanswered[push.source] = push
+        return self._answered(owned)
 
     def _answered(self, owned: _Owned) -> list[Push]:
         awaited = set(range(self._ranks)) - self._drained
@@ -142,11 +151,13 @@ class ParameterServer:
         return ready
 
     def _step_of_all(self, owned: _Owned, awaited: set[int]) -> list[Push]:
-        """Make the step of BSP if the gradients of all ranks that still make steps have arrived."""
+        """Make the step of BSP if all ranks that still make steps have sent or skipped theirs."""
         here = owned.unanswered
         if not here or not awaited <= set(here):
             return []
-        self.staleness[0] += len(here)
-        rates = here[min(here)].rates
-        owned.share.step(rates, scale=1.0 if self._summed else 1 / len(here))
+        made = {each: push for each, push in here.items() if push.rates}
+        if made:  # else all have skipped it
+            self.staleness[0] += len(made)
+            rates = made[min(made)].rates
+            owned.share.step(rates, scale=1.0 if self._summed else 1 / len(made))
         return list(here.values())

@@ -4,9 +4,9 @@ Every rank sends rank 0 the loss and the seconds of each step, if the guard or t
 needs them. In a script with collectives of its own, ranks are at about the same step, and must all
 stop at the same one. Suppose rank 0 has received step n at most when it orders to stop after step n
 + 2. A rank that has sent step n, or none after it, can end step n + 1 without knowing of the order,
-but not step n + 2: rank 0 answered its gradient, or the pull in place of a skipped one, after it
-sent the order, and messages arrive in the order in which they were sent. So no rank has begun step
-n + 3. The first order of a segment counts: each later one would move the stop further away.
+but not step n + 2: rank 0 answered its gradient, or that it has none, after it sent the order, and
+messages arrive in the order in which they were sent. So no rank has begun step n + 3. The first
+order of a segment counts: each later one would move the stop further away.
 """
 
 from __future__ import annotations

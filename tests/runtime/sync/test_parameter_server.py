@@ -188,6 +188,36 @@ def test_ssp_of_no_staleness_makes_the_steps_of_bsp(
         torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_ssp_of_no_staleness_steps_without_a_rank_that_skips() -> None:
+    ranks = Ranks(
+        Protocol("ssp", 0), [0, 0], [(6,)], lambda p: torch.optim.SGD(p, lr=0.1), lambda _: 0
+    )
+    owner = ranks.owners[0]
+    share = owner.shares[0]
+    before = share.values.clone()
+    assert not list(owner.skipped(Push(0, 0, 1, -1)))
+    ready = list(owner.pushed(Push(1, 0, 1, -1, [0.1]), torch.ones_like(before)))
+    assert {each.source for each in ready} == {0, 1}
+    torch.testing.assert_close(share.values, before - 0.1)
+    assert not list(owner.skipped(Push(1, 0, 2, 1)))
+    assert len(list(owner.skipped(Push(0, 0, 2, 1)))) == 2
+    assert share.version == 1, "all have skipped the second step"
+
+
+def test_ssp_waits_for_no_gradient_of_a_step_that_was_skipped() -> None:
+    ranks = Ranks(
+        Protocol("ssp", 1), [0, 0], [(6,)], lambda p: torch.optim.SGD(p, lr=0.1), lambda _: 0
+    )
+    owner = ranks.owners[0]
+    gradient_ = torch.ones_like(owner.shares[0].values)
+    for clock in (1, 2):
+        assert len(list(owner.skipped(Push(0, 0, clock, -1)))) == 1
+        assert len(list(owner.pushed(Push(1, 0, clock, -1, [0.1]), gradient_))) == 1
+    assert len(list(owner.pushed(Push(1, 0, 3, -1, [0.1]), gradient_))) == 1
+    assert not list(owner.pushed(Push(1, 0, 4, -1, [0.1]), gradient_))
+    assert len(list(owner.skipped(Push(0, 0, 3, -1)))) == 2
+
+
 @pytest.mark.parametrize("base", [momentum, adam])
 def test_asp_of_one_rank_makes_the_steps_of_the_optimizer(base: Base) -> None:
     shapes: list[tuple[int, ...]] = [(5, 3), (3,), ()]

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
+from hvd_autosync.runtime.collectives.operations import CollectiveError, Sum, allreduce, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
 from hvd_autosync.runtime.sync.phase import Votes
 from hvd_autosync.runtime.sync.phases import ProtocolPhases
@@ -337,6 +337,33 @@ def test_steps_that_one_rank_skips_without_a_barrier_count(
 
     (first, lower), (second, scale) = ThreadRanks(2, seed=1).run(body)
     assert (lower, scale) == (1024 / 4 ** len(skipped), 1024)
+    assert all(map(torch.equal, first, second)) and all(each.isfinite().all() for each in first)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "skipped"), [(0, (7,)), (1, (6, 7))], ids=["ssp(0)", "ssp(1)"]
+)
+def test_no_rank_waits_for_gradients_of_a_step_that_another_one_skips(
+    staleness: int, skipped: tuple[int, ...], loader: Any, begin: Any
+) -> None:
+    """That rank goes on to an operation of the script, which waits for all ranks."""
+
+    def body() -> list[torch.Tensor]:
+        own = begin(_SHAPES, SyncPlan(protocol=Protocol("ssp", staleness=staleness)))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for at in loader(own.epochs, 12):
+            allreduce(torch.ones(1), name="script", op=Sum)
+            gradients = [gradient(rank(), 0, at, place) for place in range(len(_SHAPES))]
+            overflows = rank() == 0 and at in skipped
+            if overflows:
+                assert own.method.running
+                gradients[0].fill_(torch.inf)
+            assert own.scaled_step(scaler, gradients) is not overflows
+        assert own.method.running and own.sync.replicas_in_sync, "the epoch is over"
+        assert own.method.step == 12
+        return own.values()
+
+    first, second = ThreadRanks(2, seed=1).run(body)
     assert all(map(torch.equal, first, second)) and all(each.isfinite().all() for each in first)
 
 
