@@ -95,6 +95,11 @@ class Epochs:
         return any(each.is_training_loader for each in self._epochs.values())
 
     @property
+    def has_open(self) -> bool:
+        """Whether the end of an epoch of the training is to come, if only by its collection."""
+        return any(each.state is _State.TRAINING for each in self._epochs.values())
+
+    @property
     def last_iterators(self) -> list[Any]:
         """Iterators whose batches the last step used."""
         return _alive(each for each in self._epochs.values() if each.is_training_loader)
@@ -127,6 +132,11 @@ class Epochs:
             self.samples += each.samples
             each.samples = 0
         self._per_step = per_step or self._per_step
+        # An evaluation has no steps: another epoch of the training has begun.
+        if any(each.state is not _State.PAUSED for each in latest):
+            for each in self._epochs.values():
+                if each.state is _State.PAUSED:
+                    each.state = _State.IN_SYNC
         # A step without new batches has those of an earlier one, or some that were fetched ahead.
         self._latest = latest or self._latest
         for each in self._latest:
@@ -201,14 +211,18 @@ class Epochs:
     def on_iterator_gone(self, key: int) -> None:
         """An iterator was collected, perhaps long after its epoch, and on this rank alone."""
         own = self._epochs.pop(key, None)
-        if own is not None and own.state is _State.TRAINING:
+        if own is not None and own.state in (_State.TRAINING, _State.PAUSED):
             self._end()
 
     def on_in_sync(self) -> None:
-        """Replicas are in sync where a loader begins an epoch: older ones have no end to come."""
+        """Replicas are in sync where a loader begins an epoch, of an evaluation or the training.
+
+        Older ones have no end to come in the latter case alone; whose batches the next step uses
+        tells which it is.
+        """
         for each in self._epochs.values():
             if each.state is _State.TRAINING:
-                each.state = _State.IN_SYNC
+                each.state = _State.PAUSED
 
     def _end(self) -> None:
         sync_points = self.sync_points
@@ -217,16 +231,18 @@ class Epochs:
 
 
 class _State(Enum):
-    """What an iterator is to the training; its collection ends an epoch in one state only.
+    """What an iterator is to the training; its collection ends an epoch in two of the states.
 
-    ::
+    A step that uses its batches makes it ``TRAINING`` in each of them::
 
-        FRESH -- step --> TRAINING -- its end, or another begins --> IN_SYNC -- step --> TRAINING
+        FRESH -- step --> TRAINING -- another begins --> PAUSED -- step of another --> IN_SYNC
+                          TRAINING or PAUSED -- its end ----------------------------> IN_SYNC
     """
 
     FRESH = "no step has used any of its batches"
     TRAINING = "a step has used some since replicas were in sync where an epoch ended or began"
-    IN_SYNC = "no step has since then"
+    PAUSED = "no step has since one began, which may be an evaluation's: its own may go on, or end"
+    IN_SYNC = "no step has since then, and its epoch is over"
 
 
 @dataclass
@@ -289,8 +305,8 @@ def _sync_for_eval() -> None:
             if sync_points is not None and not sync_points.replicas_in_sync
         ]
 
-    if open_ones():
-        # Some ranks may have collected dropped optimizers, others not yet.
+    if open_ones() or any(epochs.has_open for epochs in _listening()):
+        # Some ranks may have collected dropped optimizers and iterators, others not yet.
         gc.collect()
     for sync_points in open_ones():
         sync_points.at_sync_point(SyncPoint.EVALUATION)

@@ -108,6 +108,23 @@ def test_an_iterator_that_is_collected_late_ends_no_other_epoch(left: str) -> No
     assert points.seen == [*ends, SyncPoint.EPOCH_END]
 
 
+def test_an_epoch_that_is_left_right_after_an_evaluation_ends_with_its_iterator() -> None:
+    """Else a rank with less data would begin another one while the others wait for it."""
+    points = Noted()
+    epochs = Epochs(points)
+    for _ in range(2):
+        iterator = iter(loader_of(3))
+        for _ in range(3):
+            next(iterator)
+            epochs.stepped()
+        with torch.no_grad():
+            assert sum(1 for _ in loader_of(2)) == 2
+        assert points.seen == []
+        del iterator
+        assert points.seen == [SyncPoint.EPOCH_END]
+        points.seen.clear()
+
+
 def test_an_epoch_whose_end_is_to_come_ends_with_its_iterator() -> None:
     """Where replicas are not in sync, as while a straggler is excluded."""
     points = Noted()

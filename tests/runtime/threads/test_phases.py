@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.operations import CollectiveError, Sum, allreduce, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
+from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.sync.phase import Votes
 from hvd_autosync.runtime.sync.phases import ProtocolPhases
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
@@ -393,6 +394,31 @@ def test_a_step_that_the_script_of_one_rank_skips_counts_before_another_plan(
 
     (first, steps), (second, same) = ThreadRanks(2, seed=1).run(body)
     assert steps == same == last
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("kind", ["asp", "ssp"])
+def test_ranks_that_leave_epochs_of_different_lengths_after_an_evaluation_meet(
+    kind: Any, loader: Any, begin: Any
+) -> None:
+    """The last step of the shorter one is one after which all ranks evaluate."""
+
+    def body() -> list[torch.Tensor]:
+        own, batches = begin(_SHAPES, SyncPlan(protocol=Protocol(kind))), 10 + 2 * rank()
+        for epoch in range(2):
+            for at in loader(own.epochs, batches):
+                own.step({i: gradient(rank(), epoch, at, i) for i in range(len(_SHAPES))})
+                if (at + 1) % 5 == 0:
+                    if not own.sync.replicas_in_sync:
+                        own.sync.at_sync_point(SyncPoint.EVALUATION)
+                    own.epochs.on_in_sync()
+                if at + 1 == batches:
+                    break
+            own.epochs.check()
+            assert own.method.running and own.sync.replicas_in_sync, "the epoch is over"
+        return own.values()
+
+    first, second = ThreadRanks(2, seed=1).run(body)
     assert all(map(torch.equal, first, second))
 
 
