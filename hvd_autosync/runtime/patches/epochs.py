@@ -10,6 +10,7 @@ import functools
 import gc
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +19,9 @@ from typing import Any, Protocol
 import torch
 
 from hvd_autosync.util import patches
+
+#: Steps whose numbers of batches say how many the next ones may use.
+_RECENT = 8
 
 
 class SyncPoint(Enum):
@@ -57,8 +61,8 @@ class Epochs:
         self._epochs: dict[int, _Epoch] = {}
         #: The epochs of the last step that had new batches.
         self._latest: list[_Epoch] = []
-        #: Batches that a step uses: those of the last one that was not the last of its epoch.
-        self._per_step = 0
+        #: Batches that each of the last steps with new ones has used.
+        self._recent: deque[int] = deque(maxlen=_RECENT)
         self.samples = 0
         self.error: Exception | None = None
         _listen()
@@ -126,12 +130,11 @@ class Epochs:
             if new > 0:
                 latest.append(each)
             each.used += new
-            # The last step of an epoch may use fewer, as the rest of an accumulation.
-            if each.used < each.batches or not self._per_step:
-                per_step = max(per_step, new)
+            per_step = max(per_step, new)
             self.samples += each.samples
             each.samples = 0
-        self._per_step = per_step or self._per_step
+        if per_step:
+            self._recent.append(per_step)
         # An evaluation has no steps: another epoch of the training has begun.
         if any(each.state is not _State.PAUSED for each in latest):
             for each in self._epochs.values():
@@ -152,13 +155,23 @@ class Epochs:
         if self.error is not None:
             raise self.error
 
+    @property
+    def _per_step(self) -> int:
+        """The most batches that a step uses; 0 while it is not known.
+
+        Some steps use fewer, as under a budget of tokens, or the last of an epoch. After steps that
+        were skipped, one may have used more than later ones do.
+        """
+        return max(self._recent, default=0)
+
     def remaining(self) -> int | None:
-        """Steps until an epoch ends, the current one included; ``None`` while no epoch is seen.
+        """Least steps until an epoch ends, the current one included; ``None`` while none is seen.
 
         1 while it is not known how many batches a step uses.
         """
+        per_step = self._per_step
         counts = [
-            (each.batches - each.given()) // self._per_step + 1 if self._per_step else 1
+            (each.batches - each.given()) // per_step + 1 if per_step else 1
             for each in self._epochs.values()
             if each.given() > each.used
         ]

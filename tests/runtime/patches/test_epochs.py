@@ -86,6 +86,19 @@ def test_the_rest_of_an_accumulation_says_nothing_of_the_next_epoch() -> None:
     assert epochs.remaining() == 2
 
 
+def test_an_epoch_has_at_least_the_steps_that_its_largest_ones_would_be() -> None:
+    """Under a budget of tokens steps differ; a round of local steps must end with the epoch."""
+    points = Noted()
+    epochs = Epochs(points)
+    iterator = iter(loader_of(18))
+    for batches in (4, 1, 4, 1):
+        for _ in range(batches):
+            next(iterator)
+        epochs.stepped()
+    next(iterator)
+    assert epochs.remaining() == 2
+
+
 @pytest.mark.parametrize("left", ["early", "at its end"])
 def test_an_iterator_that_is_collected_late_ends_no_other_epoch(left: str) -> None:
     """Ranks collect one that is in a reference cycle at different times."""
