@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from hvd_autosync.runtime.collectives.agreement import tell_all
+from hvd_autosync.runtime.collectives.agreement import on_all, tell_all
 from hvd_autosync.runtime.collectives.operations import (
     MOST_GATHERED_BYTES,
     broadcast_,
@@ -20,7 +20,12 @@ from hvd_autosync.runtime.collectives.operations import (
 )
 from hvd_autosync.runtime.state.normalization import RunningStatistics
 from hvd_autosync.runtime.state.partition import part_entry, put_together
-from hvd_autosync.runtime.state.states import encode_entries, parameters_of, take_states
+from hvd_autosync.runtime.state.states import (
+    check_states,
+    encode_entries,
+    parameters_of,
+    take_states,
+)
 
 #: Learning rates of an optimizer, and the states of its schedulers.
 Rates = dict[str, Any]
@@ -42,6 +47,22 @@ class Replicas:
     def average_statistics(self) -> None:
         """Set running statistics to their means over ranks; a collective."""
         self._statistics.average(size())
+
+    def check_states(self, problem: str) -> None:
+        """Check that every rank could send the optimizer's states to the others; a collective.
+
+        Args:
+            problem: What ranks cannot do otherwise.
+
+        Raises:
+            NotOnAllError: Some rank could not.
+        """
+        on_all(
+            lambda: check_states(self._optimizer),
+            f"{self._name}.sendable",
+            problem,
+            "Leave the protocol knobs out of the strategy of this script.",
+        )
 
     def resync(self) -> Rates:
         """Wait until all ranks are here, and take over the state of the last one; a collective.

@@ -42,10 +42,14 @@ class Membership:
         return not self.unequal and self._owed_rates is None
 
     def exclude(self, slow: frozenset[int]) -> bool:
-        """Exclude some ranks; returns whether this rank is one of them.
+        """Exclude some ranks; returns whether this rank is one of them; a collective.
 
         An excluded rank returns when the epoch of the others is over.
+
+        Raises:
+            NotOnAllError: Some rank could not send its optimizer's states then.
         """
+        self._replicas.check_states("a straggler cannot be excluded")
         if rank() == min(set(range(size())) - slow):
             print_line(
                 f"{_ranks(slow)} much slower than the others and excluded until the end of their "

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.runtime.collectives.agreement import add_up, gather_bytes, on_all
+from hvd_autosync.runtime.collectives.agreement import add_up, gather_bytes
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce, rank, size
 from hvd_autosync.runtime.collectives.settling import without_barrier
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
@@ -23,12 +23,7 @@ from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap
 from hvd_autosync.runtime.state.partition import put_together
 from hvd_autosync.runtime.state.replicas import Replicas
-from hvd_autosync.runtime.state.states import (
-    check_states,
-    encode_entries,
-    parameters_of,
-    take_states,
-)
+from hvd_autosync.runtime.state.states import encode_entries, parameters_of, take_states
 from hvd_autosync.runtime.stragglers.policy import StragglerPolicy
 from hvd_autosync.runtime.sync.asynchronous import Asynchronous, PeerMessage
 from hvd_autosync.runtime.sync.sample_counter import SampleCounter
@@ -130,12 +125,7 @@ class NoBarrier:
         Raises:
             AutosyncError: Ranks could not send each other the optimizer's states when it ends.
         """
-        on_all(
-            lambda: check_states(self._owner),
-            f"phases.{self._name}.sendable",
-            "steps without a barrier cannot begin",
-            "Leave the protocol knobs out of the strategy of this script.",
-        )
+        self._replicas.check_states("steps without a barrier cannot begin")
         self._guard_handler.on_quiescent(step, waiting=True)
         if self._made is None:
             owner = self._owner

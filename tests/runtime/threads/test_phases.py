@@ -246,22 +246,31 @@ def test_nothing_is_left_out_of_rounds_before_steps_without_a_barrier(
     assert ranks.run(body) == [0.0, 0.0]
 
 
-def test_no_steps_without_a_barrier_begin_whose_states_cannot_be_taken_back(
-    loader: Any, begin: Any
+@pytest.mark.parametrize(
+    ("protocol", "problem"),
+    [
+        (Protocol(), "steps without a barrier cannot begin"),
+        (Protocol(share=1.0, stragglers="elastic"), "a straggler cannot be excluded"),
+    ],
+    ids=["asp", "elastic"],
+)
+def test_ranks_do_not_part_whose_states_could_not_be_sent_later(
+    protocol: Protocol, problem: str, loader: Any, begin: Any
 ) -> None:
-    """It is an error on all ranks, before any of them has made such a step."""
+    """It is an error on all ranks, before any of them has made a step without the others."""
 
     def body() -> None:
-        own = begin(_SHAPES, SyncPlan(protocol=Protocol()))
+        own = begin(_SHAPES, SyncPlan(protocol=protocol))
+        own.method.compute_timer = Timer(lambda: 1.0 if rank() == 1 else 3.0)
         if rank() == 1:
             own.optimizer.state[own.parameters[1]]["odd"] = object()
         for at in loader(own.epochs, 24):
             own.step({place: gradient(rank(), 0, at, place) for place in range(len(_SHAPES))})
 
+    said = f"{problem}; rank 1: the state of the optimizer holds a value of type object"
     for outcome in ThreadRanks(2, seed=1).outcomes(body):
         assert isinstance(outcome, AutosyncError), outcome
-        assert "rank 1: the state of the optimizer holds a value of type object" in outcome.message
-        assert "state['odd']" in outcome.message
+        assert said in outcome.message and "state['odd']" in outcome.message
 
 
 @pytest.mark.parametrize(
