@@ -180,8 +180,7 @@ class ProtocolPhases(Nested, JoinHook):
 
     def run_step(self, step: Callable[[], _T]) -> _T:
         """Run the optimizer's own step; without a barrier parameter servers make it."""
-        method = self._no_barrier if self.running else self.inner
-        return method.run_step(step)
+        return (self._no_barrier if self.running else self.inner).run_step(step)
 
     def settle_skipped(self) -> None:
         """Count a skipped step, with all that counts steps; servers get no gradients of it."""
@@ -283,6 +282,7 @@ class ProtocolPhases(Nested, JoinHook):
 
     def before_sharing(self) -> None:
         """Return whole parameters and states to all ranks; a collective."""
+        self.settle_skipped()
         if self.running:
             self._meet(ended=False, leaving=True)
         super().before_sharing()

@@ -407,6 +407,31 @@ def test_a_step_that_the_script_of_one_rank_skips_counts_before_another_plan(
 
 
 @pytest.mark.parametrize("kind", ["asp", "ssp"])
+def test_a_step_that_the_script_skips_counts_before_states_are_shared(
+    kind: Any, loader: Any, begin: Any
+) -> None:
+    """As where a script restores a checkpoint in place of a step that has diverged."""
+
+    def body() -> int:
+        own = begin(_SHAPES, SyncPlan(protocol=Protocol(kind)))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        for at in loader(own.epochs, 12):
+            if at == 7:
+                assert own.method.running
+                own.method.on_synchronize(in_step=False, fresh=True)
+                own.method.before_sharing()
+                assert not own.method.running
+                steps: int = own.method.step
+                own.method.share(0)
+                return steps
+            gradients = [gradient(rank(), 0, at, place) for place in range(len(_SHAPES))]
+            own.scaled_step(scaler, gradients)
+        raise AssertionError("no states were shared")
+
+    assert ThreadRanks(2, seed=1).run(body) == [8, 8]
+
+
+@pytest.mark.parametrize("kind", ["asp", "ssp"])
 def test_ranks_that_leave_epochs_of_different_lengths_after_an_evaluation_meet(
     kind: Any, loader: Any, begin: Any
 ) -> None:
