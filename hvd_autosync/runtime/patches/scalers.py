@@ -20,12 +20,15 @@ class _Watched:
     """What is known of a gradient scaler.
 
     Attributes:
-        optimizers: Those of ours that it steps.
+        optimizers: Those of ours that it steps, in the order of their first steps, which is the
+            same on all ranks.
         in_step: Whether it has begun a step, and ``update()`` has not followed.
         agreed: Its scale and its steps since a change, from the next ``update()`` on.
     """
 
-    optimizers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    optimizers: weakref.WeakKeyDictionary[Any, None] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     in_step: bool = False
     agreed: tuple[float, int] | None = None
 
@@ -92,8 +95,8 @@ def _watching_step(step: Callable[..., Any]) -> Callable[..., Any]:
             own = _WATCHED.setdefault(self, _Watched())
             if optimizer not in own.optimizers:
                 for each in _WATCHED.values():
-                    each.optimizers.discard(optimizer)
-                own.optimizers.add(optimizer)
+                    each.optimizers.pop(optimizer, None)
+                own.optimizers[optimizer] = None
             own.in_step = True
         result = step(self, optimizer, *args, **kwargs)
         optimizer._hvd_autosync_method.on_skip()
@@ -108,6 +111,11 @@ def _watching_update(update: Callable[..., Any]) -> Callable[..., Any]:
         own = _WATCHED.get(self)
         if own is None:
             return update(self, *args, **kwargs)
+        # A step that the script has skipped itself ends here, as the others do in their own: later
+        # its end could change the scale between backward() and unscale_().
+        own.in_step = True
+        for optimizer in list(own.optimizers):
+            optimizer._hvd_autosync_method.settle_skipped()
         with _rescaling(self):
             result = update(self, *args, **kwargs)
             own.in_step = False

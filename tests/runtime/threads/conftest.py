@@ -289,12 +289,15 @@ class Training:
         self.method.run_step(own_step)
         self.sync.end_step()
 
-    def scaled_step(self, scaler: torch.amp.GradScaler, gradients: Sequence[torch.Tensor]) -> bool:
+    def scaled_step(
+        self, scaler: torch.amp.GradScaler, gradients: Sequence[torch.Tensor], *, used: bool = True
+    ) -> bool:
         """Make a step under a gradient scaler, as a script does; return whether it was made.
 
         Args:
             scaler: The gradient scaler.
             gradients: All gradients, before they are scaled.
+            used: Whether the script makes a step of them, unless the scaler skips it.
         """
         scale = scaler.scale(torch.ones(()))
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -312,7 +315,8 @@ class Training:
             self.sync.end_step()
 
         self.optimizer.step = step
-        scaler.step(self.optimizer)
+        if used:
+            scaler.step(self.optimizer)
         del self.optimizer.step
         scaler.update()
         return bool(made)

@@ -122,6 +122,26 @@ def test_loss_scales_are_equal_after_rounds_that_end_in_a_step(
     _check_exact(ThreadRanks(2).run(body))
 
 
+@pytest.mark.parametrize("skips", [(0,), (1,), (0, 1)])
+def test_a_step_that_the_script_skips_ends_before_the_scale_is_used_again(
+    skips: tuple[int, ...], begin: Any
+) -> None:
+    """As after a norm that is too large; rounds end with it, as by the loss guard."""
+
+    def body() -> Any:
+        own, scaler = _rounds(begin)
+        for _ in range(3):
+            _step(own, scaler)
+        own.sync.guard.stepped = lambda *_: own.sync.make_exact(together=True)
+        used = rank() not in skips
+        assert _step(own, scaler, used=used) is used
+        del own.sync.guard.stepped
+        assert own.sync.exact and scaler.get_scale() == _USABLE / 2
+        return _train_exactly(own, scaler)
+
+    _check_exact(ThreadRanks(2).run(body))
+
+
 def test_loss_scales_are_equal_after_a_broadcast(begin: Any) -> None:
     def body() -> Any:
         own, scaler = _rounds(begin)
@@ -149,12 +169,14 @@ def _rounds(begin: Any) -> tuple[Any, torch.amp.GradScaler]:
     return own, scaler
 
 
-def _step(own: Any, scaler: torch.amp.GradScaler, *, overflow: bool = False) -> bool:
+def _step(
+    own: Any, scaler: torch.amp.GradScaler, *, overflow: bool = False, used: bool = True
+) -> bool:
     """Make a step with the gradients of this rank."""
     gradients = [_gradient(rank(), shape) for shape in _SHAPES]
     if overflow:
         gradients[0].fill_(torch.inf)
-    made: bool = own.scaled_step(scaler, gradients)
+    made: bool = own.scaled_step(scaler, gradients, used=used)
     return made
 
 
