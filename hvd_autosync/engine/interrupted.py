@@ -5,12 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from hvd_autosync.engine.compatibility import why_not_resumed
+from hvd_autosync.errors import StoreError
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.traces.unsaved import take_unsaved
 
 _NEVER = "is not resumed under --autosync-reuse never"
+#: Name of a store -> studies of it that tunings of this process have left and could not let go.
+_LEFT: dict[str, set[str]] = {}
+
+
+def let_go(store: TraceStore, study_id: str) -> None:
+    """Let other tunings claim a study, also one of this process, which may live on.
+
+    If the store cannot be used, the next tuning of this process that uses it does that first.
+
+    Args:
+        store: The store.
+        study_id: The study, whose tuning has ended.
+    """
+    try:
+        store.let_go(study_id)
+    except StoreError:
+        _LEFT.setdefault(store.name, set()).add(study_id)
 
 
 def claim_interrupted(
@@ -36,7 +54,14 @@ def claim_interrupted(
         unwanted: Choices of knobs that shall not be tried now.
         from_scratch: Whether none is resumed. What the key does not contain, such as modules and
             data, may have changed, and trials of two trainings must not be compared.
+
+    Raises:
+        StoreError: The store cannot be used.
     """
+    left = _LEFT.get(store.name, set())
+    for study_id in sorted(left):
+        store.let_go(study_id)
+        left.discard(study_id)
     while (record := store.claim_resumable(key)) is not None:
         why = _NEVER if from_scratch else why_not_resumed(record, settings, fixed, unwanted)
         if not why:

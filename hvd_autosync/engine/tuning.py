@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from hvd_autosync.engine.compatibility import (
     why_again,
     why_not_in_place,
 )
-from hvd_autosync.engine.interrupted import claim_interrupted
+from hvd_autosync.engine.interrupted import claim_interrupted, let_go
 from hvd_autosync.engine.live_stage import task_and_space_under
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.reuse import of_same_task
@@ -33,7 +33,6 @@ from hvd_autosync.engine.study_options import (
     settings_of,
     tuning_key,
 )
-from hvd_autosync.errors import StoreError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
@@ -230,8 +229,7 @@ def tune(
             return without_excluded(tuning.run(study), excluded)
     except BaseException as end:
         store.stop_waiting()  # whoever has ended it waits for what follows
-        with suppress(StoreError):  # this process may live on, as in a notebook
-            store.let_go(study.study_id)
+        let_go(store, study.study_id)
         if type(end) is KeyboardInterrupt:  # not StopRequested of the widget
             raise TuningInterrupted(study) from None
         raise

@@ -22,6 +22,7 @@ from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune
 from hvd_autosync.errors import ConfigurationError, DefaultTrialError, ShortJobError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
+from hvd_autosync.reporting.widget import StopRequested
 from hvd_autosync.search_space import (
     HorovodBuild,
     Host,
@@ -514,6 +515,36 @@ def test_ctrl_c_does_not_wait_for_a_lost_server(
         tune(job, Options(store=str(tmp_path / "traces.db")), listener, runner=runner)
     with pytest.raises(StoreError, match="connection refused"):
         caught.value.study.store.trials(caught.value.study.study_id)
+
+
+@pytest.mark.parametrize("end", [StopRequested("study"), RuntimeError("in on_trial_end")])
+def test_what_could_not_be_let_go_is_resumed_in_the_same_process(
+    end: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise OperationalError("connect", {}, ConnectionError("connection refused"))
+
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"))
+    runner, listener = MagicMock(), MagicMock()
+    with monkeypatch.context() as outage_of_server:
+
+        def lose_and_end(*_: object) -> None:
+            outage_of_server.setattr(Engine, "connect", refuse)
+            raise end
+
+        runner.run.side_effect = lose_and_end
+        with pytest.raises(type(end)):
+            tune(job, options, listener, runner=runner)
+    runner.run.side_effect = Launched
+    # A tuning that uses another store forgets nothing of this one.
+    with pytest.raises(Launched):
+        tune(job, replace(options, store=str(tmp_path / "other.db")), MagicMock(), runner=runner)
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    first, second = listener.on_study_start.call_args_list
+    assert (first.kwargs["resumed"], second.kwargs["resumed"]) == (False, True)
+    assert second.args[0].study_id == first.args[0].study_id
 
 
 def test_a_damaged_study_of_another_job_stops_no_tuning(
