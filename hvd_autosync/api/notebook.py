@@ -127,8 +127,8 @@ def tune(
     found = Study(store, record)
     found.training = training
     # A widget shows the end of a tuning, and nothing of a study that is reused.
-    shown = listener.ended or record.status is StudyStatus.RUNNING
-    if not (_in_notebook() and shown):
+    seen = listener.ended or record.status is StudyStatus.RUNNING
+    if not (seen and progress.shows_result):
         print(f"hvd-autosync: {found}", file=sys.stderr)
     return found
 

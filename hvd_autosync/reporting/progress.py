@@ -38,6 +38,11 @@ class GuardedProgress:
         self._display: Display | None = display
         self._stream = stream
 
+    @property
+    def shows_result(self) -> bool:
+        """Whether the display shows the result of a study that ends, and has not failed."""
+        return isinstance(self._display, WidgetProgress)
+
     def on_wait(self, elapsed_s: float) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_wait(elapsed_s))

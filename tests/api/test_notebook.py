@@ -12,7 +12,9 @@ import hvd_autosync
 from hvd_autosync.api import notebook
 from hvd_autosync.api.results import Study
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.reporting.widget import WidgetProgress
 from hvd_autosync.search_space import SearchSpace, catalogue_knob
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
@@ -89,9 +91,14 @@ def test_a_variable_for_something_else_than_tuning_is_refused(
         hvd_autosync.tune("python train.py", np=2, store=str(tmp_path / "t.db"))
 
 
+@pytest.mark.parametrize("display", ["widget", "widget that fails", "no widget"])
 @pytest.mark.parametrize("concludes", [False, True])
-def test_a_notebook_shows_the_result_of_a_reused_study_too(
-    concludes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_a_notebook_shows_the_result_of_every_study(
+    concludes: bool,
+    display: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     location, space = str(tmp_path / "t.db"), SearchSpace((catalogue_knob("buckets"),))
     made = Study.create(space, store=location)
@@ -101,9 +108,13 @@ def test_a_notebook_shows_the_result_of_a_reused_study_too(
     conclusion = Conclusion(space.default, "nothing was faster", "all trials were used", 0.1)
     made.finish(conclusion)
 
-    class Widget:
-        def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+    class Widget(WidgetProgress):
+        def __init__(self, again: str) -> None:
             pass
+
+        def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
+            if display == "widget that fails":
+                raise RuntimeError("the page is gone")
 
         def close(self) -> None:
             pass
@@ -114,11 +125,16 @@ def test_a_notebook_shows_the_result_of_a_reused_study_too(
         return made.record
 
     monkeypatch.setattr(notebook, "_in_notebook", lambda: True)
-    monkeypatch.setattr(notebook, "_progress", lambda options: Widget())
+    if display == "no widget":
+        monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    else:
+        monkeypatch.setattr(notebook, "WidgetProgress", Widget)
     monkeypatch.setattr(notebook, "tune_job", tuned)
     words = [sys.executable, str(EXAMPLE)]
     study = hvd_autosync.tune(words, np=2, store=location, options=["--gloo"])
-    assert (f"hvd-autosync: {study}" in capsys.readouterr().err) is not concludes
+    said = capsys.readouterr().err
+    assert ("ipywidgets is not installed" in said) is (display == "no widget")
+    assert (f"hvd-autosync: {study}" in said) is not (concludes and display == "widget")
 
 
 @pytest.mark.cluster

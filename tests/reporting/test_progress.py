@@ -7,6 +7,8 @@ import pytest
 
 from hvd_autosync.reporting.plain import PlainProgress
 from hvd_autosync.reporting.progress import GuardedProgress, progress_listener
+from hvd_autosync.reporting.terminal import TerminalProgress
+from hvd_autosync.reporting.widget import WidgetProgress
 
 
 def test_a_stream_that_is_no_terminal_gets_plain_lines(author: Any) -> None:
@@ -64,6 +66,18 @@ def test_a_display_that_fails_is_dropped_and_the_tuning_goes_on(author: Any) -> 
         "hvd-autosync: the progress display failed, tuning continues without it: "
         "RuntimeError: no space left\n"
     )
+
+
+def test_only_a_widget_that_works_shows_the_result(author: Any) -> None:
+    stream = io.StringIO()
+    assert not progress_listener(stream).shows_result
+    assert not GuardedProgress(TerminalProgress(stream), stream).shows_result
+    guarded = GuardedProgress(WidgetProgress(), stream)
+    author.play(guarded)
+    guarded.close()
+    assert guarded.shows_result
+    guarded.on_forecast(author.study, object())  # type: ignore[arg-type]
+    assert "the progress display failed" in stream.getvalue() and not guarded.shows_result
 
 
 def test_a_closed_stream_does_not_stop_the_tuning(author: Any) -> None:
