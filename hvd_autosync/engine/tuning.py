@@ -84,6 +84,10 @@ class TuningInterrupted(KeyboardInterrupt):
         self.study = study
 
 
+class _Ended(KeyboardInterrupt):
+    """``ends`` of :func:`tune` has ended a tuning: nobody waits for the store."""
+
+
 class Listener(Protocol):
     """Receives the events of a tuning, in the thread that tunes. Every call must return soon."""
 
@@ -228,9 +232,10 @@ def tune(
             )
             return without_excluded(tuning.run(study), excluded)
     except BaseException as end:
-        store.stop_waiting()  # whoever has ended it waits for what follows
+        if not isinstance(end, _Ended):
+            store.stop_waiting()  # whoever has ended it waits for what follows
         let_go(store, study.study_id)
-        if type(end) is KeyboardInterrupt:  # not StopRequested of the widget
+        if type(end) in (KeyboardInterrupt, _Ended):  # not StopRequested of the widget
             raise TuningInterrupted(study) from None
         raise
 
@@ -287,7 +292,7 @@ class _Tuning:
         while study.conclusion is None:
             stop_if_asked()
             if self._ends():
-                raise KeyboardInterrupt
+                raise _Ended
             self._listener.on_ask_start(study)
             trial = study.ask()
             if trial is None:

@@ -14,6 +14,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
 
 from hvd_autosync.engine import live
 from hvd_autosync.engine.failed_choices import failed_choices
@@ -233,6 +235,40 @@ def test_a_tuning_that_is_ended_early_leaves_the_training(tmp_path: Path, confir
     assert (seen.proven is not None) == confirms
     what = "the confirmed strategy" if confirms else "no strategy is confirmed yet"
     assert what in ended_line(seen)
+
+
+def test_a_training_goes_on_under_the_confirmed_strategy_after_an_outage_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated, refusals = SimulatedTraining(), list[OperationalError]()
+    begun = list[AskTellStudy]()
+    connect = Engine.connect
+
+    def connect_or_refuse(engine: Engine) -> Connection:
+        if refusals:
+            raise refusals.pop()
+        return connect(engine)
+
+    def ends() -> bool:
+        if not begun or begun[0].proven is None:
+            return False
+        monkeypatch.setattr(begun[0].store._database, "_waits", True)  # as on a server
+        refused = OperationalError("connect", {}, ConnectionError("connection refused"))
+        # The study is let go, and then read: both find no server if they do not wait.
+        refusals.extend([refused] * 2)
+        return True
+
+    monkeypatch.setattr(Engine, "connect", connect_or_refuse)
+    study, switches = study_of(simulated, options(tmp_path), ends=ends)
+    listener: MagicMock = study._listener  # type: ignore[assignment]
+    listener.on_study_start.side_effect = lambda each, resumed: begun.append(each)
+    with pytest.raises(TrainingEnded):
+        study.run()
+    assert switches == [] and refusals == []
+    last = simulated.received[-1]
+    assert begun[0].proven
+    assert (last["type"], last["strategy"]) == ("train", dict(begun[0].proven))
+    assert TraceStore(options(tmp_path).store).interrupted() == {begun[0].study_id}
 
 
 def test_a_training_whose_tuning_was_ended_is_not_tuned_again(tmp_path: Path) -> None:
