@@ -77,8 +77,9 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
         "",
         _plan_text(options, reused, _again_text(known, again), where or "")
         + _live_stage(job, options, reused),
-        f"The trace is stored in {store.name}.",
     )
+    if reused is not None or options.reuse != "only":
+        yield f"The trace is stored in {store.name}."
 
 
 def _where(job: Job, options: Options) -> str | None:
@@ -215,6 +216,11 @@ def _plan_text(options: Options, reused: StudyRecord | None, again: str, where: 
         return (
             f"The plan: reuse the winner of study {reused.study_id}, which tuned this job before. "
             "To tune again: --autosync-reuse never."
+        )
+    if options.reuse == "only":
+        return (
+            "The plan: use an earlier result if the host of rank 0 has one; else the training goes "
+            "on untuned."
         )
     from hvd_autosync.engine.compatibility import RETUNE_TRIALS
     from hvd_autosync.engine.study_options import settings_of
