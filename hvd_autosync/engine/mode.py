@@ -52,7 +52,7 @@ def why_launched(job: Job, options: Options) -> str | None:
     reason = why_not_live(job, replace(options, allow=()), restrictions) or not_live(options)
     if options.reuse == "never":
         return reason or None
-    with closing(TraceStore(options.store)) as store:
+    with closing(TraceStore(options.store, create=False, or_empty=True)) as store:
         if usable_study(store, job, options) is not None:
             return ""
         return reason or _interrupted(store, tuning_key(job, options, restrictions))
@@ -95,8 +95,13 @@ def only_trains(job: Job, options: Options) -> bool:
     return options.reuse == "only" or is_tuned(job, options)
 
 
-def check_what_is_read(job: Job, options: Options) -> None:
+def check_what_is_read(job: Job, options: Options, *, create: bool = True) -> None:
     """Check what the helper of a training reads only once that has begun.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        create: Whether to create a store that does not exist.
 
     Raises:
         ConfigurationError: The space file is invalid, or the job is elastic and cannot be tuned.
@@ -106,7 +111,7 @@ def check_what_is_read(job: Job, options: Options) -> None:
     if job.elastic and (reason := why_not_live(job, options, restrictions)):
         raise not_elastic(reason)
     if job.hosts[0] not in remote_hosts(job):
-        TraceStore(options.store).close()
+        TraceStore(options.store, create=create, or_empty=True).close()
 
 
 def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> str | None:

@@ -52,7 +52,9 @@ def source_key(study_id: str, location: str | TraceStore | None) -> tuple[str, .
 
 
 def _store(location: str | TraceStore | None) -> TraceStore:
-    return location if isinstance(location, TraceStore) else TraceStore(location)
+    if isinstance(location, TraceStore):
+        return location
+    return TraceStore(location, create=False, or_empty=True)
 
 
 def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | None:
@@ -64,7 +66,7 @@ def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | 
     """
     line = tuple(command)
     try:
-        studies = TraceStore(location).studies(skip_damaged=True)
+        studies = _store(location).studies(skip_damaged=True)
     except StoreError:
         return None  # the job can run without a store
     own = (s.task for s in studies if s.task is not None and s.command[-len(line) :] == line)

@@ -155,12 +155,13 @@ def run_recurring(job: Job, options: Options) -> int:
     Raises:
         AutosyncError: The store cannot be used before the run, or the job cannot be launched.
     """
-    store = TraceStore(options.store)
+    plans = options.tune_only or options.dry_run
+    store = TraceStore(options.store, create=not plans, or_empty=True)
     next_run = plan_run(job, options, store)
     _say(_beginning(job, options, next_run))
     if next_run.notice:
         _say(next_run.notice)
-    if options.tune_only or options.dry_run:
+    if plans:
         return 0
     began = time.monotonic()
     # Under ASP it may be the protocol that failed; the lossy knobs are left out to be safe.

@@ -60,7 +60,7 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
 
     restrictions = load_restrictions(options.space, options.allow)
     where = _where(job, options)
-    store = TraceStore(options.store)
+    store = TraceStore(options.store, create=False, or_empty=True)
     if options.reuse == "never":  # the run does not read its conclusion, which may be damaged
         reused, again = None, ""
         known = store.find_finished(tuning_key(job, options, restrictions))
@@ -88,7 +88,7 @@ def _where(job: Job, options: Options) -> str | None:
 
     steps = "Trials are steps of the training itself"
     if job.elastic:
-        check_what_is_read(job, options)
+        check_what_is_read(job, options, create=False)
         return f" {steps}, and whenever its ranks change, tuning starts over."
     if options.mode == "live":
         return f" {steps}."

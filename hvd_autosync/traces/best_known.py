@@ -68,7 +68,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     response: dict[str, Any] | None
     try:
-        store = TraceStore()
+        store = TraceStore(create=False, or_empty=True)
         response = best_known(store, request["parameters"], request["slots"], request["device"])
     except AutosyncError as error:
         response = {"message": error.message, "hint": error.hint}

@@ -79,36 +79,49 @@ class Database:
         location: As for :func:`~hvd_autosync.traces.location.resolve_location`.
         create: Whether to create a store that does not exist. Otherwise one that was named is an
             error, and the default store is empty.
+        or_empty: Whether, where it is not created, one that was named is empty, too.
 
     Raises:
-        StoreError: The database cannot be opened, or there is none that was named.
+        StoreError: The database cannot be opened, or there is none and that is an error.
         TraceFormatError: The database is not a trace store, is damaged, or is of a newer version;
             it was not changed.
     """
 
-    def __init__(self, location: str | os.PathLike[str] | None, *, create: bool = True) -> None:
+    def __init__(
+        self,
+        location: str | os.PathLike[str] | None,
+        *,
+        create: bool = True,
+        or_empty: bool = False,
+    ) -> None:
         self._location = resolve_location(location)
-        if self._location.file is not None:
-            if create or is_there(self._location.file):
-                prepare_file(self._location.file)
-            elif self._location.is_default:  # before the user's first job it is empty, in memory
-                self._location = replace(self._location, url=URL.create("sqlite"))
-            else:
-                raise self._no_store()
-        self._engine = _create_engine(self._location)
-        self._engine.update_execution_options(store=self._location.name)  # for messages
+        self._name = self._location.name
         #: Whether to wait for a lost server; not before the first connection succeeded.
         self._waits = False
-        if not self._has_tables():
-            if not create and not self._location.is_default:
-                raise self._no_store()
+        file = self._location.file
+        there = create or file is None or is_there(file)
+        if there and file is not None:
+            prepare_file(file)
+        self._set_engine()
+        if not there or not self._has_tables():
+            if not create:
+                if not (or_empty or self._location.is_default):
+                    raise self._no_store()
+                # Before the first job it is empty, in memory.
+                self._engine.dispose()
+                self._location = replace(self._location, url=URL.create("sqlite"))
+                self._set_engine()
             self._create_tables()
         self._waits = not self._location.is_sqlite
+
+    def _set_engine(self) -> None:
+        self._engine = _create_engine(self._location)
+        self._engine.update_execution_options(store=self._name)  # for messages
 
     @property
     def name(self) -> str:
         """Name of the store for messages, without secrets."""
-        return self._location.name
+        return self._name
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -48,17 +48,22 @@ class TraceStore:
         location: A path, an SQLAlchemy URL, or ``None``: ``HVD_AUTOSYNC_STORE``, else the default.
         create: Whether to create a store that does not exist. Otherwise one that was named is an
             error, and the default store is empty.
+        or_empty: Whether, where it is not created, one that was named is empty, too.
 
     Raises:
-        StoreError: The database cannot be opened, or there is none that was named.
+        StoreError: The database cannot be opened, or there is none and that is an error.
         TraceFormatError: The database is not a trace store, is damaged, or is of a newer version;
             it was not changed.
     """
 
     def __init__(
-        self, location: str | os.PathLike[str] | None = None, *, create: bool = True
+        self,
+        location: str | os.PathLike[str] | None = None,
+        *,
+        create: bool = True,
+        or_empty: bool = False,
     ) -> None:
-        self._database = Database(location, create=create)
+        self._database = Database(location, create=create, or_empty=or_empty)
         self._opener = Owner.current()
 
     @property

@@ -178,8 +178,8 @@ def test_the_store_is_opened_once_and_closed(
     events = []
 
     class Watched(TraceStore):
-        def __init__(self, location: str | None) -> None:
-            super().__init__(location)
+        def __init__(self, location: str | None, **given: bool) -> None:
+            super().__init__(location, **given)
             events.append("opened")
 
         def close(self) -> None:
@@ -189,3 +189,13 @@ def test_the_store_is_opened_once_and_closed(
     monkeypatch.setattr(mode, "TraceStore", Watched)
     assert why_launched(JOB, options) is None
     assert events == ["opened", "closed"]
+
+
+def test_a_training_that_will_be_tuned_has_a_store(options: Options) -> None:
+    assert options.store is not None
+    live, file = replace(options, mode="live"), Path(options.store)
+    assert why_launched(JOB, options) is None
+    check_what_is_read(JOB, live, create=False)
+    assert not file.exists()
+    check_what_is_read(JOB, live)
+    assert file.exists(), "so that it is known before the training begins that it can be written"

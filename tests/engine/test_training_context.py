@@ -128,6 +128,12 @@ def test_one_that_a_study_without_a_conclusion_has_admitted_is_as_it_was_judged(
     assert unknown[-1] < 1.25, "half of the tolerance is allowed to it"
 
 
+def test_a_store_that_does_not_exist_knows_nothing(location: str) -> None:
+    assert known_model(location, ("python", "train.py")) is None
+    assert predicted_losses(location, {"job"}, SLOW).levels == ()
+    assert not Path(location).exists(), "it was only read"
+
+
 def test_other_jobs_know_nothing(location: str) -> None:
     judged(location, admissible=True)
     assert predicted_losses(location, {"another"}, SLOW).levels == ()

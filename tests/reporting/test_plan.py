@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +145,18 @@ def test_a_job_that_reuses_nothing_does_not_read_the_last_conclusion(
         printed(JOB, store)
     text = " ".join(printed(JOB, store, reuse="never").split())
     assert "The plan: measure the default strategy" in text
+
+
+@pytest.mark.parametrize("mode", ["launched", "live", "auto"])
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_dry_run_creates_no_store(mode: str, elastic: bool, tmp_path: Path) -> None:
+    numbers = ("--min-np", "2") if elastic else ()
+    here = Job((*JOB.options, *numbers), JOB.command, (Host("localhost", 4),))
+    missing = SimpleNamespace(name=str(tmp_path / "missing.db"))
+    text = " ".join(printed(here, missing, mode=mode).split())
+    assert "The plan: measure the default strategy" in text
+    assert "The trace is stored in" in text
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_there_is_no_plan_where_nothing_can_be_reused(store: Any) -> None:

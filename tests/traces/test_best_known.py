@@ -1,6 +1,9 @@
 """Which study a worker is answered by when it asks for the best strategy for its model."""
 
+import io
+import json
 import sqlite3
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +23,7 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.search_space.knobs import Knob
 from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
-from hvd_autosync.traces.best_known import best_known
+from hvd_autosync.traces.best_known import best_known, main
 
 MODEL = ModelProfile((ParameterProfile("weight", (4, 4), "float32"),))
 PARAMETERS = [["weight", [4, 4], "float32"]]
@@ -110,3 +113,14 @@ def test_a_damaged_study_is_left_out(
 def test_another_model_is_not_answered_for(store: TraceStore) -> None:
     tuned(store, 2)
     assert best_known(store, [["weight", [4, 5], "float32"]], [2], "cpu") is None
+
+
+def test_a_store_that_does_not_exist_has_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = {"parameters": PARAMETERS, "slots": [2], "device": "cpu"}
+    monkeypatch.setenv("HVD_AUTOSYNC_STORE", str(tmp_path / "missing.db"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
+    main()
+    assert capsys.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == []

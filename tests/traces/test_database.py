@@ -348,3 +348,19 @@ def test_the_default_store_is_empty_before_it_is_created(
     monkeypatch.setenv("HVD_AUTOSYNC_STORE", str(file))
     with pytest.raises(StoreError, match="there is no trace store"):
         TraceStore(create=False)
+
+
+def test_a_store_that_was_named_may_be_empty_before_it_is_created(tmp_path: Path) -> None:
+    missing, empty = tmp_path / "folder" / "traces.db", tmp_path / "empty.db"
+    empty.touch()
+    for location in (str(missing), str(empty), "sqlite://"):
+        store = TraceStore(location, create=False, or_empty=True)
+        assert store.ids() == [] and store.name == location
+        with pytest.raises(StoreError, match=f"{re.escape(location)} has no study yet"):
+            store.study("last")
+    assert list(tmp_path.iterdir()) == [empty] and empty.stat().st_size == 0
+    with TraceStore(missing)._database.writing() as connection:
+        connection.execute(META.insert().values(name="kept", value="1"))
+    database = Database(missing, create=False, or_empty=True)
+    with database.reading() as connection:
+        assert connection.execute(META.select().where(META.c.name == "kept")).all()
