@@ -87,7 +87,7 @@ def recurring(
         count = traces.forget_runs(job)
     if count == 0:
         raise StoreError(
-            f"this store has no runs of a recurring job {job!r}",
+            f"{traces.name} has no runs of a recurring job {job!r}",
             hint="List the jobs with: hvd-autosync recurring",
         )
     if forget:

@@ -110,6 +110,7 @@ def test_a_file_that_exists_is_replaced_only_on_request(store: TraceStore, tmp_p
 def test_what_does_not_exist_is_named(store: TraceStore) -> None:
     said("nobody", status=1)
     asked_nothing = said("nobody", "--forget", status=1)
-    assert asked_nothing.startswith("error: this store has no runs of a recurring job 'nobody'")
+    named = f"error: {store.name} has no runs of a recurring job 'nobody'"
+    assert asked_nothing.startswith(named)
     said("nobody", "--forget", "--yes", status=1)
     said("--forget", status=2)
