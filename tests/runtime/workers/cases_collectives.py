@@ -20,6 +20,7 @@ from hvd_autosync.runtime.collectives.operations import (
     alltoall_into,
     broadcast_,
     collectives,
+    copies_to_host,
     join,
     poll,
     rank,
@@ -107,6 +108,19 @@ def case_broadcast() -> None:
     own = torch.tensor([rank(), 7])
     assert broadcast_(own, last, name="contract.broadcast") is own
     assert own.tolist() == [last, 7]
+
+
+def case_results_in_place_leave_versions() -> None:
+    """By its version a tensor that the script has changed is told from a result."""
+    own = torch.ones(3)
+    if copies_to_host(own):
+        return  # a copy of torch's, which counts
+    before = own._version
+    synchronize(allreduce_async_(own, name="contract.version.sum", op=Sum))
+    assert own.tolist() == [size()] * 3 and own._version == before
+    own.data.fill_(rank())
+    broadcast_(own, size() - 1, name="contract.version.broadcast")
+    assert own.tolist() == [size() - 1] * 3 and own._version == before
 
 
 def case_zeros_take_the_place_of_a_rank_in_join() -> None:

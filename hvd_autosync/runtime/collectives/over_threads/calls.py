@@ -133,5 +133,7 @@ def _deliver(call: Call, *values: torch.Tensor) -> None:
     else:
         results = call.outputs
         for output, value in zip(results, values, strict=True):
-            output.detach().copy_(value.view_as(output))
+            # Horovod writes into the memory (TorchTensor::data in its torch/adapter_v2.cc), and the
+            # version stays; detach() shares its counter.
+            output.data.copy_(value.view_as(output))
     call.result = results[0] if len(values) == 1 else results
