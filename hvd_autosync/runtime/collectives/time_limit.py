@@ -31,6 +31,9 @@ def time_limit(limit_s: float, end: Callable[[bool], object]) -> Iterator[None]:
     Args:
         limit_s: Longest time, in seconds.
         end: Ends the process; its argument is whether SIGTERM came.
+
+    Raises:
+        RuntimeError: The thread cannot start; nothing of the context is left.
     """
     received, written = os.pipe()
     os.set_blocking(written, False)
@@ -56,13 +59,14 @@ def time_limit(limit_s: float, end: Callable[[bool], object]) -> Iterator[None]:
         end(terminated.is_set())
 
     watching = threading.Thread(target=watch, name="hvd_autosync time limit", daemon=True)
-    watching.start()
     try:
+        watching.start()
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.write(written, _DONE)
-        watching.join()
+        if watching.ident is not None:  # it could be started
+            os.write(written, _DONE)
+            watching.join()
         os.close(received)
         os.close(written)
         if unhandled:

@@ -1,0 +1,47 @@
+"""What a time limit leaves behind: nothing, also where its thread cannot start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
+
+from hvd_autosync.runtime.collectives.time_limit import time_limit
+
+
+@pytest.fixture(autouse=True)
+def _no_handler() -> Iterator[None]:
+    """As in a script that does not handle SIGTERM."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def state() -> tuple[object, int, int]:
+    """The handler of SIGTERM, who reads numbers of signals, and how many files are open."""
+    reader = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(reader)
+    return signal.getsignal(signal.SIGTERM), reader, len(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_is_left_after_it() -> None:
+    before = state()
+    with time_limit(60.0, print):
+        assert state() != before
+    assert state() == before
+
+
+def test_nothing_is_left_where_its_thread_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = state()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"), time_limit(60.0, print):
+        pytest.fail("it has begun")
+    assert state() == before
