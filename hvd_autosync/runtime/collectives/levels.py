@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from horovod.common.process_sets import ProcessSet as HorovodProcessSet
 from horovod.torch import mpi_ops
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.collectives.initialization import registered_process_sets
 from hvd_autosync.runtime.collectives.operations import (
     ProcessSet,
     add_process_set,
@@ -34,7 +35,7 @@ from hvd_autosync.util import patches
 
 #: Level of a set, and its host or its slot on every host.
 _Key = tuple[str, int]
-#: The sets that ``hvd.init()`` has created.
+#: The sets that the last ``hvd.init()`` that could has created.
 _MADE: dict[_Key, HorovodProcessSet] = {}
 
 
@@ -49,6 +50,19 @@ class Levels:
 
     within: ProcessSet
     across: ProcessSet
+
+
+@dataclass
+class _Known:
+    """What one rank has made.
+
+    Attributes:
+        levels: Its levels; ``None`` before they are made.
+        sets: The sets of all ranks' levels.
+    """
+
+    levels: Levels | None = None
+    sets: Mapping[_Key, ProcessSet] = field(default_factory=dict)
 
 
 def prepare_levels() -> None:
@@ -71,7 +85,11 @@ def _with_levels(init: Callable[..., Any], places: list[tuple[int, int]]) -> Cal
         own = comm is not None or process_sets is not None
         if own or os.environ.get(PROCESS_SETS_VARIABLE) != OURS_ALONE or mpi_ops.is_initialized():
             return init(comm, process_sets)
-        sets = {key: HorovodProcessSet(members) for key, members in _members(places).items()}
+        # The same objects again: exchanges that have them continue under a new Horovod.
+        sets = {
+            key: _MADE.get(key) or HorovodProcessSet(ranks)
+            for key, ranks in _members(places).items()
+        }
         del os.environ[PROCESS_SETS_VARIABLE]
         try:
             result = init(None, list(sets.values()))
@@ -84,32 +102,53 @@ def _with_levels(init: Callable[..., Any], places: list[tuple[int, int]]) -> Cal
 
 
 @once_per_rank
-def two_levels() -> Levels:
-    """Return the job's levels; the first call is a collective, unless ``init()`` made them.
+def _known() -> _Known:
+    """Return what this rank has made so far."""
+    return _Known()
 
-    It needs :func:`prepare_levels` or ``HOROVOD_DYNAMIC_PROCESS_SETS=1``.
+
+def two_levels() -> Levels:
+    """Return the job's levels, the same ones as long as Horovod has their process sets.
+
+    The first call is a collective, unless ``init()`` made them; so is the first one after the
+    script has initialized Horovod again. It needs :func:`prepare_levels` or
+    ``HOROVOD_DYNAMIC_PROCESS_SETS=1``.
 
     Raises:
         SpaceError: The job has one host, or its hosts have different numbers of ranks.
     """
+    known = _known()
+    if known.levels is None or not _are_there(known.sets):
+        known.sets = _make_sets()
+        within, across = known.sets["within", cross_rank()], known.sets["across", local_rank()]
+        known.levels = Levels(within, across)
+    return known.levels
+
+
+def _are_there(sets: Mapping[_Key, ProcessSet]) -> bool:
+    """Return whether Horovod has all of some sets; the same on all ranks."""
+    horovods = [each for each in sets.values() if isinstance(each, HorovodProcessSet)]
+    registered = registered_process_sets() if horovods else {}
+    return all(registered.get(each.process_set_id) == each.ranks for each in horovods)
+
+
+def _make_sets() -> Mapping[_Key, ProcessSet]:
     local, hosts = local_size(), cross_size()
     if not is_homogeneous() or local < 2 or hosts < 2:
         raise SpaceError(
             f"exchange 'hierarchical' does not fit {size()} ranks, {local} of them on this host",
             hint="Use it with several hosts that have the same number of slots, two or more.",
         )
+    if _MADE and _are_there(_MADE):
+        return _MADE
     # Every rank adds all sets, in the same order.
     try:
-        sets: Mapping[_Key, ProcessSet] = _MADE or {
-            key: add_process_set(ranks) for key, ranks in _members(_places()).items()
-        }
+        return {key: add_process_set(ranks) for key, ranks in _members(_places()).items()}
     except ValueError as error:  # it was initialized without dynamic process sets
         raise SpaceError(
             f"this job has no process sets for the exchange 'hierarchical': {error}",
             hint=f"Set {PROCESS_SETS_VARIABLE}=1 for the job.",
         ) from None
-    host, slot = cross_rank(), local_rank()
-    return Levels(sets["within", host], sets["across", slot])
 
 
 def _places_from_environment(environment: Mapping[str, str]) -> list[tuple[int, int]] | None:

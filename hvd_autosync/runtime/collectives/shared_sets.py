@@ -53,8 +53,11 @@ def _adding(add: Callable[[list[int]], int | None]) -> Callable[[list[int]], int
     # Of the library, because scripts may import the Python functions under many names.
     def adding(ranks: list[int]) -> int | None:
         number = add(ranks)
+        if number is not None:  # a set of ours with these ranks was an earlier Horovod's
+            _OURS.pop(tuple(ranks), None)
+            return number
         own = _OURS.get(tuple(ranks))
-        if number is not None or own is None or tuple(ranks) in _SCRIPTS:
+        if own is None or tuple(ranks) in _SCRIPTS:
             return number
         _SCRIPTS.add(tuple(ranks))
         return int(own.process_set_id)

@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import pytest
 from horovod.torch import mpi_ops
 
-from hvd_autosync.runtime.collectives import levels
+from hvd_autosync.runtime.collectives import levels, shared_sets
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 from hvd_autosync.util import patches
 
@@ -103,3 +103,63 @@ activate(TrialSpec("t", strategy, warmup_steps=0, measured_steps=0))
 hvd.init()
 """
     assert run_python(code).strip() == str(sets)
+
+
+def test_another_init_gives_the_same_sets_new_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exchanges that have them continue."""
+    monkeypatch.setenv(PROCESS_SETS_VARIABLE, OURS_ALONE)
+    monkeypatch.setattr(levels, "_MADE", {})
+    called: list[Any] = []
+    places = [divmod(each, 2) for each in range(4)]
+    init = levels._with_levels(lambda comm, sets: called.append(sets), places)
+    init()
+    init()
+    first, second = called
+    assert [each.ranks for each in first] == [[0, 1], [2, 3], [0, 2], [1, 3]]
+    assert all(own is same for own, same in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("by_init", [True, False], ids=["made by init()", "added"])
+def test_sets_that_horovod_does_not_have_any_more_are_made_again(
+    by_init: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script has initialized it again, with a process set of its own."""
+    registered: dict[int, list[int]] = {}
+    places = [divmod(each, 2) for each in range(4)]
+
+    def add(ranks: list[int]) -> hvd.ProcessSet:
+        own = hvd.ProcessSet(ranks)
+        own.process_set_id = len(registered) + 1
+        registered[own.process_set_id] = own.ranks
+        return own
+
+    members = levels._members(places) if by_init else {}
+    monkeypatch.setattr(levels, "_MADE", {key: add(ranks) for key, ranks in members.items()})
+    monkeypatch.setattr(levels, "_places", lambda: places)
+    monkeypatch.setattr(levels, "add_process_set", add)
+    monkeypatch.setattr(levels, "registered_process_sets", lambda: registered)
+    monkeypatch.setattr(levels, "is_homogeneous", lambda: True)
+    for name, value in {"local_rank": 0, "local_size": 2, "cross_rank": 1, "cross_size": 2}.items():
+        monkeypatch.setattr(levels, name, lambda value=value: value)
+    known = levels._Known()
+    monkeypatch.setattr(levels, "_known", lambda: known)
+
+    first = levels.two_levels()
+    assert len(registered) == 4 and levels.two_levels() is first
+    registered.clear()
+    add([0, 3])
+    second = levels.two_levels()
+    assert len(registered) == 5 and levels.two_levels() is second is not first
+    for own, ranks in ((second.within, [2, 3]), (second.across, [0, 2])):
+        assert registered[own.process_set_id] == ranks
+
+
+def test_a_set_that_the_script_adds_first_under_another_horovod_is_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have the number of ours under the one before."""
+    ours = hvd.ProcessSet([0, 1])
+    ours.process_set_id = 1
+    monkeypatch.setattr(shared_sets, "_OURS", {(0, 1): ours})
+    assert shared_sets._adding(lambda ranks: 1)([0, 1]) == 1
+    assert shared_sets._OURS == {}
