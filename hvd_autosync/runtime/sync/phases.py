@@ -215,12 +215,12 @@ class ProtocolPhases(Nested, JoinHook):
         if self._dynamic_batching is not None:
             self._dynamic_batching.stepped(computed_s)
         with Waiting(self.compute_timer.waited):
+            stops = self.running and self._no_barrier.stops(computed_s)
             if self._epochs.at_end and not self._same_steps:
                 self._end_epoch()
-            elif self.running:
-                if self._no_barrier.stops(computed_s):
-                    self._meet(ended=False, leaving=True)
-            elif self.inner.replicas_in_sync and self._due():
+            elif stops:
+                self._meet(ended=False, leaving=True)
+            elif not self.running and self.inner.replicas_in_sync and self._due():
                 self._vote()
 
     def at_sync_point(self, why: SyncPoint) -> None:

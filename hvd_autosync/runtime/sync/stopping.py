@@ -64,7 +64,7 @@ class Stopping:
             self._stragglers.present = present
 
     def stepped(self, asynchronous: Asynchronous, computed_s: float, *, skipped: bool) -> bool:
-        """Count a step of this rank; return whether it is to stop now.
+        """Count and report a step of this rank; return whether it is to stop now.
 
         The loss of a skipped step is not judged, as with a barrier: it may be not finite because
         the forward pass has overflowed, and has changed no parameter.
@@ -72,14 +72,12 @@ class Stopping:
         segment, clock = asynchronous.segment, asynchronous.clock
         with self._lock:
             order, slow = self._order, self._stragglers.present
-        if order is not None and order["segment"] == segment and clock >= order["clock"]:
-            return True
         loss = self._guard_handler.loss()
         if slow or self._guard_handler.watches:
             loss = None if skipped else loss
             message = {"kind": _STEP, "segment": segment, "clock": clock}
             asynchronous.send(0, {**message, "loss": loss, "seconds": computed_s})
-        return False
+        return order is not None and order["segment"] == segment and clock >= order["clock"]
 
     def on_message(self, asynchronous: Asynchronous, source: int, message: PeerMessage) -> None:
         """Handle a message, in the service thread."""

@@ -6,6 +6,7 @@ the same step, and go on as one optimizer with the mean gradients does.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -259,3 +260,37 @@ def test_the_loss_of_a_step_that_one_rank_skips_is_not_judged(
 
     first, second = ThreadRanks(2, seed=1).run(body)
     assert all(map(torch.equal, first, second)) and all(each.isfinite().all() for each in first)
+
+
+class Held:
+    """Holds iterators, as a script does that fetches batches itself."""
+
+    def __init__(self) -> None:
+        self._iterators: list[Any] = []
+
+    def hold(self, loader: Any, iterator: Any) -> None:
+        self._iterators.append(iterator)
+
+
+@pytest.mark.parametrize("kind", ["asp", "ssp"])
+def test_the_loss_of_a_step_in_which_ranks_meet_is_judged(
+    kind: Any, loader: Any, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop sees the end of its epoch while it fetches the batches of the last step."""
+    _guarded(monkeypatch)
+
+    def body() -> tuple[bool, bool]:
+        own, held = begin(_SHAPES, SyncPlan(protocol=Protocol(kind))), Held()
+        own.epochs.call_on_begin(held.hold)
+        losses: Any = current.losses
+        batches, running = iter(loader(own.epochs, 23)), False
+        for step in range(12):
+            running = own.method.running
+            wrong = rank() == 1 and step == 11
+            assert len([*itertools.islice(batches, 2)]) == (1 if step == 11 else 2)
+            losses.seen(torch.tensor(math.nan if wrong else 1.0))
+            own.step({place: gradient(rank(), step, place) for place in range(len(_SHAPES))})
+        assert own.sync.replicas_in_sync, "the epoch is over"
+        return running, own.sync.exact
+
+    assert ThreadRanks(2, seed=1).run(body) == [(True, True), (True, True)]
