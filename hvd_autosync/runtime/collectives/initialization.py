@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import sys
 import time
@@ -21,6 +20,7 @@ from hvd_autosync.search_space.horovod_settings import (
     launched_by_mpi,
 )
 from hvd_autosync.util import patches
+from hvd_autosync.util.instances import instances
 from hvd_autosync.util.variables import with_variables
 
 
@@ -130,7 +130,7 @@ def initialize_again(known: Mapping[int, list[int]]) -> None:
     assert last is not None, "checked before"
     library = mpi_ops._basics
     # Scripts may also have copied or unpickled some.
-    all_sets = [each for each in gc.get_objects() if issubclass(type(each), ProcessSet)]
+    all_sets = instances(ProcessSet)
     objects: dict[int, list[ProcessSet]] = {
         number: [p for p in all_sets if (p.process_set_id, p.ranks) == (number, ranks)]
         for number, ranks in known.items()

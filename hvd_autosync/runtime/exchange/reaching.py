@@ -13,13 +13,14 @@ Compiled code (:mod:`hvd_autosync.runtime.exchange.compiling`) bypasses all of t
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 from torch import nn
+
+from hvd_autosync.util.instances import instances
 
 Reach = Callable[[Any], None]
 _SET_GRADIENT = torch.Tensor.grad.__set__  # type: ignore[union-attr]
@@ -102,7 +103,7 @@ def watch_modules(parameters: Collection[nn.Parameter], reach: Reach) -> set[nn.
         Those that are in modules, and only in modules whose accesses Python sees.
     """
     wanted = set(parameters)
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    modules = instances(nn.Module)
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in modules:
         for parameter in module.__dict__.get("_parameters", {}).values():
@@ -125,7 +126,7 @@ def unwatch_modules(reach: Reach | None = None) -> None:
     Args:
         reach: To whom; ``None``: to anybody, because compilers inspect modules.
     """
-    for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
+    for module in instances(nn.Module):
         own = module.__dict__.get("_parameters")
         if isinstance(own, _Watched):
             own.reached = [each for each in own.reached if reach is not None and each != reach]

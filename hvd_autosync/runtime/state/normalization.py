@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -13,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce
 from hvd_autosync.util import patches
+from hvd_autosync.util.instances import instances
 
 
 class Statistic:
@@ -61,7 +61,7 @@ def running_statistics(parameters: Collection[torch.nn.Parameter]) -> list[Stati
     Args:
         parameters: Those of an optimizer.
     """
-    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    modules = instances(torch.nn.Module)
     inner = {id(child) for module in modules for child in module.children()}
     place = {parameter: index for index, parameter in enumerate(parameters)}
     models = []

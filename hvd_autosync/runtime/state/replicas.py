@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import weakref
 from typing import Any
@@ -26,6 +25,7 @@ from hvd_autosync.runtime.state.states import (
     parameters_of,
     take_states,
 )
+from hvd_autosync.util.instances import instances
 
 #: Learning rates of an optimizer, and the states of its schedulers.
 Rates = dict[str, Any]
@@ -147,10 +147,8 @@ def _schedulers(optimizer: Any) -> list[LRScheduler]:
     first = optimizer.param_groups[0]
     found = [
         each
-        for each in gc.get_objects()
-        if issubclass(type(each), LRScheduler)
-        and each.optimizer.param_groups
-        and each.optimizer.param_groups[0] is first
+        for each in instances(LRScheduler)
+        if each.optimizer.param_groups and each.optimizer.param_groups[0] is first
     ]
     return sorted(found, key=lambda each: type(each).__qualname__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -157,3 +158,15 @@ def test_parameters_of_scripted_modules_cannot_be_seen() -> None:
     unwatch_modules()
     assert seen == set(model[1].parameters())
     assert traced is not None
+
+
+def test_modules_that_the_script_has_frozen_tell_too() -> None:
+    """By ``gc.freeze()``, as before it forks the workers of a loader."""
+    model, reached = nn.Linear(2, 2), []
+    parameters = list(model.parameters())
+    gc.freeze()
+    assert watch_modules(parameters, reached.append) == set(parameters)
+    assert model.weight is parameters[0] and reached == parameters[:1]
+    gc.freeze()
+    unwatch_modules()
+    assert type(model.__dict__["_parameters"]) is dict

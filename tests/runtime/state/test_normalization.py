@@ -85,3 +85,11 @@ def test_statistics_of_a_layer_that_is_gone_still_count() -> None:
     del layer
     gc.collect()
     assert mean.tensor is values
+
+
+def test_statistics_of_a_model_that_the_script_has_frozen_are_found() -> None:
+    """By ``gc.freeze()``, as before it forks the workers of a loader."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    gc.freeze()
+    mean, variance = running_statistics(list(model.parameters()))
+    assert mean.tensor is model[1].running_mean and variance.tensor is model[1].running_var

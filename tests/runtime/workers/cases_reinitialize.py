@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import io
 import itertools
 import os
@@ -308,7 +309,9 @@ def case_process_sets_stay():
     added = [hvd.add_process_set([0]), hvd.add_process_set([last])]
     copied = copy.deepcopy(added[0])
     mine = [each for each in added if hvd.rank() in each.ranks]
-    for _ in range(2):
+    for frozen in (False, True):
+        if frozen:  # as a script does before it forks the workers of a loader
+            gc.freeze()
         again({CACHE: "9"})
         assert [each.ranks for each in added] == [[0], [last]]
         assert copied.process_set_id == added[0].process_set_id
