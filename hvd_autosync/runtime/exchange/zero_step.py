@@ -24,8 +24,12 @@ _CHECKSUMS = 2**20
 class FetchedStates:
     """Answers other ranks' requests for this rank's states; outlives the optimizer.
 
+    Two threads use it without a lock: the one that trains replaces the list and never changes it,
+    and the one that answers reads it once. The tensors in it are the optimizer's own. The next step
+    changes them only after a vote of all ranks, and a rank that asks votes when it has all answers.
+
     Attributes:
-        entries: The states of this rank's parts after the last step.
+        entries: The states of this rank's parts after the last step; replaced as a whole.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,8 @@ class LossGuardHandler:
     """Connects one optimizer to its loss guard.
 
     The thread of messages takes :attr:`guard` once for each loss, and the other thread may end it
-    meanwhile: the guard itself locks what both use.
+    meanwhile: the guard itself locks what both use. Of the losses of this process it reads only
+    whether there are several of them, which needs no lock.
 
     Attributes:
         guard: The guard; ``None`` if the training is exact, by its plan or after a fallback.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Losses:
     """Keeps the loss of the last step.
 
+    The thread that trains uses it; another one reads :attr:`several` only.
+
     Args:
         in_round: Whether replicas differ now, in a round of local steps.
 
@@ -48,7 +50,12 @@ class Losses:
 
     @property
     def several(self) -> bool:
-        """Whether optimizers have losses of their own, and the script reports none."""
+        """Whether optimizers have losses of their own, and the script reports none.
+
+        The thread of messages reads it too, while this rank trains. That needs no lock, which every
+        ``backward()`` would have to take: neither flag is ever taken back, so what is returned was
+        true at one of the two moments at which they are read.
+        """
         return self._optimizers.have_own_losses and not self._reported
 
     def seen(self, loss: torch.Tensor) -> None:

@@ -88,7 +88,7 @@ class Asynchronous:
         self._awaited = 0
         #: Segment and clock of the step that has begun.
         self._begun = 0, 0
-        #: Guards what the service thread changes.
+        #: Guards what the service thread changes: the server, versions, and answers awaited.
         self._changed = threading.Condition()
         # The service thread must not keep an optimizer that the script has dropped.
         self._endpoint = open_endpoint(f"asynchronous.{name}", weakly(self._on_message))
@@ -104,7 +104,8 @@ class Asynchronous:
     @property
     def staleness(self) -> dict[int, int]:
         """Staleness of this rank's shards, as of :class:`ParameterServer`."""
-        return {} if self._server is None else dict(self._server.staleness)
+        with self._changed:
+            return {} if self._server is None else dict(self._server.staleness)
 
     def begin(self) -> None:
         """Begin the first segment; on all ranks, with equal parameters and states."""
@@ -113,8 +114,8 @@ class Asynchronous:
         shares = [Share(bucket, rank(), self._optimizer) for bucket in self._buckets]
         for parameter in self._of:
             self._optimizer.state.pop(parameter, None)
-        self._versions.clear()
         with self._changed:
+            self._versions.clear()
             self._server = ParameterServer(shares, size(), self._protocol, summed=self._summed)
         self.begin_next_segment()
 
@@ -249,8 +250,8 @@ class Asynchronous:
         """Send to each owner a message that it answers with its parameters."""
         with self._changed:
             self._awaited += size()
-        for owner in range(size()):
-            version = self._versions.get((bucket.number, owner), -1)
+            versions = [self._versions.get((bucket.number, each), -1) for each in range(size())]
+        for owner, version in enumerate(versions):
             body = None if flat is None else bucket.partition.share(owner, flat)
             self._send(owner, {**head, "bucket": bucket.number, "version": version}, body)
 

@@ -21,6 +21,7 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.operations import CollectiveError, Sum, allreduce, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
 from hvd_autosync.runtime.patches.epochs import SyncPoint
+from hvd_autosync.runtime.sync import no_barrier
 from hvd_autosync.runtime.sync.phase import Votes
 from hvd_autosync.runtime.sync.phases import ProtocolPhases
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
@@ -307,6 +308,46 @@ def test_ranks_that_step_together_again_have_one_loss_scale(
     (scale, first), (other, second) = ranks.run(body)
     assert scale == other and scale["scale"] == 512
     assert all(map(torch.equal, first, second))
+
+
+class Locked(dict[Any, Any]):
+    """A dictionary that may be used under a lock only."""
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__()
+        self._lock = lock
+        self.read = 0
+
+    def get(self, *arguments: Any) -> Any:
+        assert self._lock._is_owned()
+        self.read += 1
+        return super().get(*arguments)
+
+    def __setitem__(self, *arguments: Any) -> None:
+        assert self._lock._is_owned()
+        super().__setitem__(*arguments)
+
+    def clear(self) -> None:
+        assert self._lock._is_owned()
+        super().clear()
+
+
+def test_versions_that_messages_bring_are_read_under_the_lock(
+    loader: Any, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, made = no_barrier.Asynchronous, []
+
+    def creating(*arguments: Any, **keywords: Any) -> Any:
+        own = create(*arguments, **keywords)
+        own._versions = Locked(own._changed)
+        made.append(own._versions)
+        return own
+
+    monkeypatch.setattr(no_barrier, "Asynchronous", creating)
+    case = Case(2, 1, Protocol("asp"), (8,), (-1,))
+    _, seen = run(case, loader, begin)
+    check(case, seen)
+    assert len(made) == 2 and all(each.read and len(each) for each in made)
 
 
 class Held:
