@@ -10,6 +10,7 @@ method inside::
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -90,6 +91,12 @@ class Nested(SyncMethod):
     def settle(self) -> None:
         self.inner.settle()
 
+    def dropping_gradients(self) -> AbstractContextManager[None]:
+        return self.inner.dropping_gradients()
+
+    def before_more_parameters(self) -> None:
+        self.inner.before_more_parameters()
+
     def before_loading(self) -> None:
         self.inner.before_loading()
 
@@ -116,6 +123,9 @@ class Nested(SyncMethod):
 
     def make_exact(self, *, together: bool) -> None:
         self.inner.make_exact(together=together)
+
+    def abandon(self) -> None:
+        self.inner.abandon()
 
     def detach(self) -> dict[str, Any]:
         return self.inner.detach()

@@ -264,6 +264,7 @@ class ProtocolPhases(Nested, JoinHook):
         protocol = self._protocol
         if self.running or protocol.share < 1 or protocol.stragglers == "greedy":
             refuse_more_parameters()
+        super().before_more_parameters()
 
     def before_loading(self) -> None:
         """Refuse it while other ranks have the states.
