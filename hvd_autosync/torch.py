@@ -17,15 +17,19 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-import horovod.torch as _horovod
-from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Average, ProcessSet, global_process_set
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.optimizer.arguments import EXCHANGE_KNOBS, owned_knobs
+from hvd_autosync.runtime.collectives.operations import rank as _rank
+from hvd_autosync.runtime.optimizer.arguments import (
+    EXCHANGE_KNOBS,
+    Average,
+    Compression,
+    global_process_set,
+    owned_knobs,
+)
 from hvd_autosync.runtime.optimizer.optimizer import (
     broadcast_optimizer_state as broadcast_optimizer_state,
 )
@@ -41,6 +45,11 @@ from hvd_autosync.search_space.sync_plan import sync_plan
 if TYPE_CHECKING:
     import torch
 
+    from hvd_autosync.runtime.collectives.operations import ProcessSet
+
+#: All that this module does not define. It is not imported by a statement, which would be refused:
+#: what is used here comes through the runtime.
+_horovod = import_module("horovod.torch")
 #: Name of the best strategy in the store for this model on the same number of ranks per host.
 TUNED = "tuned"
 
@@ -131,7 +140,7 @@ def _warn_of_launch_knobs(strategy: Strategy) -> None:
     missing = [f"{k}={v}" for k, v in settings.environment if os.environ.get(k) != v]
     if settings.options:
         missing.append(f"{' '.join(settings.options)} of horovodrun")
-    if missing and _horovod.rank() == 0:
+    if missing and _rank() == 0:
         warnings.warn(
             f"the strategy has settings that cannot be changed after the launch: "
             f"{', '.join(missing)}; start the job with them, as hvd-autosync run does",

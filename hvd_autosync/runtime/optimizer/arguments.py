@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Adasum, Average, Sum, global_process_set, rocm_built
+from horovod.torch.compression import Compression as Compression
+from horovod.torch.mpi_ops import Adasum, Sum, rocm_built
+from horovod.torch.mpi_ops import Average as Average
+from horovod.torch.mpi_ops import global_process_set as global_process_set
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import size
