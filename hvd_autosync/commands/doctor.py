@@ -49,8 +49,8 @@ def doctor(
 ) -> None:
     """Check this installation, and print a remedy for each problem.
 
-    The table below the checks lists what a tuned job replaces in other packages, and the versions
-    with which that was tested.
+    The table below the checks lists what a tuned job replaces in other packages, which module does
+    it, and the versions with which that was tested.
 
     Exit status: 1 if a check fails, else 0, also with warnings.
     """
@@ -117,4 +117,5 @@ def print_patches(rows: Sequence[Mapping[str, str]]) -> None:
     for row in rows:
         line = f"      {row['name']} ({row['tested']}; {row['here']}): {row['why']}"
         console().print(line, soft_wrap=True, markup=False)
-        console().print(f"          {row['targets']}", soft_wrap=True, markup=False)
+        targets = f"          by {row['used_in']}: {row['targets']}"
+        console().print(targets, soft_wrap=True, markup=False)

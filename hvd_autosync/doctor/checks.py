@@ -113,8 +113,9 @@ def check_patches() -> Finding:
 def patch_table() -> list[dict[str, str]]:
     """Return a row for each patch of other packages, with the versions that it was tested with.
 
-    Keys: name, targets, why, tested (such as ``"torch 2.13.0"``; functions of Python itself are the
-    same in every version) and here, how the installed versions compare with these.
+    Keys: name, targets, why, used_in (the module that installs it, as a path in ``hvd_autosync/``),
+    tested (such as ``"torch 2.13.0"``; functions of Python itself are the same in every version)
+    and here, how the installed versions compare with these.
     """
     rows = []
     for patch in PATCHES:
@@ -127,6 +128,7 @@ def patch_table() -> list[dict[str, str]]:
                 "name": patch.name,
                 "targets": patch.targets.replace(" ", ", "),
                 "why": patch.why,
+                "used_in": patch.used_in,
                 "tested": ", ".join(tested) or "every Python",
                 "here": ", ".join(words) or "tested",
             }

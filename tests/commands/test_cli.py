@@ -556,7 +556,8 @@ def checks(monkeypatch: pytest.MonkeyPatch, *severities: str) -> list[Any]:
         return [Finding("store", Severity(v), f"[{v}]", f"repair {v}") for v in severities]
 
     monkeypatch.setattr(doctor, "examine", examine)
-    row = {"name": "p", "targets": "torch.f", "why": "[w]", "tested": "torch 1.0", "here": "tested"}
+    row = {"name": "p", "targets": "torch.f", "why": "[w]", "used_in": "runtime/f.py"}
+    row |= {"tested": "torch 1.0", "here": "tested"}
     monkeypatch.setattr(doctor, "patch_table", lambda: [row])
     return asked
 
@@ -575,7 +576,7 @@ def test_the_doctor_prints_each_check_with_its_remedy(monkeypatch: pytest.Monkey
         "ok    variables: none is set",
         "patches of other packages (tested versions; those here):",
         "      p (torch 1.0; tested): [w]",
-        "          torch.f",
+        "          by runtime/f.py: torch.f",
     ]
 
 

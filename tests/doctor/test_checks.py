@@ -116,6 +116,7 @@ def test_the_table_of_patches_compares_versions(monkeypatch: pytest.MonkeyPatch)
     assert {row["here"] for row in doctor.patch_table()} == {"tested"}
     monkeypatch.setattr(patches, "TESTED_VERSIONS", {**here, "torch": "2.0.0"})
     rows = {row["name"]: row for row in doctor.patch_table()}
+    assert rows["losses"]["used_in"] == "runtime/patches/backward.py"
     assert rows["losses"]["here"] == "newer than tested"
     assert rows["losses"]["targets"] == (
         "torch.autograd.backward, torch.amp.GradScaler.scale, torch.amp.GradScaler.update"
