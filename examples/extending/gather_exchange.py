@@ -7,20 +7,20 @@ n - 1. So it may win where latency counts: for few ranks and small tensors.
       horovodrun -np 2 --autosync python train.py
 """
 
-import horovod.torch as hvd
 import torch
 
 from hvd_autosync.extensions import add_exchange
+from hvd_autosync.runtime.collectives.operations import all_ranks, size
 from hvd_autosync.runtime.exchange.exchanges import Exchange, Scaling, Steps, gather_into
 
 
 def gather(count: int, like: torch.Tensor, scaling: Scaling) -> Exchange:
     """Make the exchange of one bucket: ``count`` elements of the type and device of ``like``."""
-    rows = like.new_empty(hvd.size(), count)
+    rows = like.new_empty(size(), count)
 
     def exchange(tensor: torch.Tensor, name: str) -> Steps:
         tensor.mul_(scaling.before)
-        yield gather_into(rows.view(-1), tensor, name, hvd.global_process_set)
+        yield gather_into(rows.view(-1), tensor, name, all_ranks())
         # All ranks add in the same order, so that replicas stay the same, bit for bit.
         torch.sum(rows, dim=0, out=tensor).mul_(scaling.after)
 

@@ -8,9 +8,9 @@ is added to the next gradient (EF-signSGD: Karimireddy et al., ICML 2019, algori
 """
 
 import torch
-from horovod.torch.mpi_ops import ProcessSet, allgather_async
 
 from hvd_autosync.extensions import add_codec
+from hvd_autosync.runtime.collectives.operations import ProcessSet, allgather_async
 from hvd_autosync.runtime.exchange.codecs import LEFT_OUT, Codec
 from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps
 from hvd_autosync.search_space.exchange_plan import ClassPlan
