@@ -31,13 +31,14 @@ def seconds_since_now(job: Any, ranks: int) -> float:
         pytest.param("gloo", "SIGKILL between HANDLER", 30, marks=_WIDE),
         pytest.param("two levels", "SIGKILL between", 30, marks=_WIDE),
         pytest.param("gloo", "SIGSTOP between", 60, marks=_WIDE),
+        pytest.param("mpi", "SIGSTOP between", 60, marks=[_MPI, _WIDE]),
     ],
 )
 def test_every_rank_says_why_it_ends_with_another(
     launch: Any, launcher: str, arguments: str, limit_s: float
 ) -> None:
     job = launch("reinitialize_killed.py", *arguments.split(), under=launcher)
-    ranks = 2 if launcher == "gloo" else 4
+    ranks = 4 if launcher == "two levels" else 2
     assert seconds_since_now(job, ranks) < limit_s
     assert job.status not in (0, 124), job.output
     lines = re.findall(r"hvd-autosync: (.*)", job.output)
