@@ -49,7 +49,8 @@ class Model(Plain):
 
 
 def plans():
-    return [name for name, each in PLANS.items() if each.two_levels == (hvd.cross_size() > 1)]
+    """Those that fit the job; of two levels also before and after those of one."""
+    return [name for name, each in PLANS.items() if hvd.cross_size() > 1 or not each.two_levels]
 
 
 def walk(names):
