@@ -190,7 +190,7 @@ GROUPS = {
         ),
     ),
     "methods": Group(
-        ("cases_methods",),
+        ("cases_methods", "cases_lossy_methods"),
         ("gloo", "mpi"),
         ("case_no_gradient_is_lost_between_some_methods",),
         wide=(
@@ -203,6 +203,9 @@ GROUPS = {
             "case_exact_methods_between_checkpoints",
             "case_a_guard_begins_with_a_lossy_plan",
             "case_exact_methods_of_two_optimizers",
+            "case_momentum_survives_any_two_methods",
+            "case_moments_of_adam_survive_any_two_methods",
+            "case_momentum_of_rounds_is_that_of_mean_gradients",
         ),
     ),
     "stragglers": Group(

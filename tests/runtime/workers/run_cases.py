@@ -36,6 +36,14 @@ OTHERS_S = 120.0
 LOOK_S = 0.001
 #: In milliseconds. With its default of 1 Horovod's own thread takes a fifth of a processor.
 CYCLE_TIME = {"HOROVOD_CYCLE_TIME": "2.5"}
+#: Files whose cases send messages, as protocols do.
+MESSAGING = {
+    "cases_lossy_methods",
+    "cases_messages",
+    "cases_methods",
+    "cases_protocols",
+    "cases_stragglers",
+}
 
 
 def wait_asleep() -> None:
@@ -111,7 +119,7 @@ def main(folder: str, limit_s: str, times: str, *names: str) -> None:
     else:
         os.environ.update(CYCLE_TIME)  # until Horovod has read it: cases look at variables
     # Sets that may be added later hold up who starts operations: not where time matters.
-    if modules & {"cases_messages", "cases_methods", "cases_protocols", "cases_stragglers"}:
+    if modules & MESSAGING:
         prepare_messaging()
         hvd.init()
     elif "cases_two_levels" in modules:
