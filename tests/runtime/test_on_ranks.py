@@ -21,7 +21,7 @@ _LIMIT_S = 560
 _WIDE_LIMIT_S = 1760
 #: Before the cases of a job whose launcher is "again ..." Horovod is initialized so often again.
 _AGAIN = 50
-_MPI = ("mpi", "again mpi", "four ranks")
+_MPI = ("mpi", "four ranks")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(_WIDE_LIMIT_S + 40)]
 Outcomes = Callable[[str, str], list[dict[str, str]]]
 
@@ -30,7 +30,7 @@ Outcomes = Callable[[str, str], list[dict[str, str]]]
 class Group:
     """Cases that run in one job.
 
-    On two ranks a matrix also has each case after Horovod was initialized again and again.
+    A matrix also has each case after Horovod was initialized again and again.
 
     Attributes:
         modules: The files.
@@ -240,11 +240,11 @@ def parameters() -> list[Any]:
     """Group, launcher, file and case of each test."""
     found = []
     for name, group in GROUPS.items():
-        again = [f"again {each}" for each in group.launchers if each in ("gloo", "mpi")]
+        again = [f"again {each}" for each in group.launchers]
         for launcher in (*group.launchers, *again * ("reinitialize" not in name)):
             for module in group.modules:
                 for case in cases(module):
-                    marks = [pytest.mark.mpi] if launcher in _MPI else []
+                    marks = [pytest.mark.mpi] if launcher.removeprefix("again ") in _MPI else []
                     marks += [pytest.mark.slow] if group.slow else []
                     first = launcher == group.launchers[0]
                     stands = launcher not in again and {module, case} & {*group.elsewhere}
@@ -305,7 +305,7 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
                 measured_steps=10**6,
             )
             files = sorted(folder.iterdir())
-            ranks = 4 if launcher in ("four ranks", "two levels") else 2
+            ranks = 4 if launcher.endswith(("four ranks", "two levels")) else 2
             assert len(files) == ranks, job.output
             reports = [dict(map(json.loads, file.read_text().splitlines())) for file in files]
             for each in groups:
