@@ -11,6 +11,9 @@ from types import FrameType
 
 _OPERATIONS = "horovod.torch.mpi_ops"
 _OURS = "hvd_autosync.runtime."
+#: Where our code waits before it calls Horovod's ``synchronize()``: in pauses, where ranks have one
+#: processor each.
+_PAUSES = ("hvd_autosync.runtime.collectives.over_horovod", "_wait")
 
 
 def waits_in_exchange() -> bool:
@@ -20,8 +23,15 @@ def waits_in_exchange() -> bool:
 
 def _waits(frame: FrameType | None) -> bool:
     called = []
-    while frame is not None and frame.f_globals.get("__name__") == _OPERATIONS:
+    while frame is not None and _module(frame) == _OPERATIONS:
         called.append(frame.f_code.co_name)
         frame = frame.f_back
-    ours = frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_OURS)
-    return ours and "synchronize" in called and "join" not in called
+    if frame is None or not _module(frame).startswith(_OURS):
+        return False
+    if (_module(frame), frame.f_code.co_name) == _PAUSES:  # between two looks, or in one
+        return True
+    return "synchronize" in called and "join" not in called
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

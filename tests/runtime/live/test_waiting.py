@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
 
+from hvd_autosync.runtime.collectives import over_horovod
 from hvd_autosync.runtime.live import helper
 from hvd_autosync.runtime.live.helper import ALIVE, Helper
 from hvd_autosync.runtime.live.waiting import waits_in_exchange
@@ -30,6 +31,8 @@ SYNCHRONIZE = calling("horovod.torch.mpi_ops", "synchronize")
 JOIN = calling("horovod.torch.mpi_ops", "join")
 ALLREDUCE = calling("horovod.torch.mpi_ops", "allreduce")
 OURS = calling("hvd_autosync.runtime.exchange.dispatcher", "finish")
+PAUSES = calling("hvd_autosync.runtime.collectives.over_horovod", "_wait")
+POLL = calling("horovod.torch.mpi_ops", "poll")
 SCRIPT = calling("__main__", "evaluate")
 
 
@@ -38,12 +41,23 @@ SCRIPT = calling("__main__", "evaluate")
     [
         ((SCRIPT, OURS, SYNCHRONIZE), True),
         ((SCRIPT, OURS, ALLREDUCE, SYNCHRONIZE), True),
+        ((SCRIPT, OURS, PAUSES), True),
+        ((SCRIPT, OURS, PAUSES, POLL), True),
         ((SCRIPT, SYNCHRONIZE), False),
         ((SCRIPT, ALLREDUCE, SYNCHRONIZE), False),
         ((SCRIPT, OURS, JOIN, SYNCHRONIZE), False),
         ((SCRIPT, OURS, SCRIPT), False),
     ],
-    ids=["exchange", "agreement", "wait", "metric", "join", "evaluation"],
+    ids=[
+        "exchange",
+        "agreement",
+        "pauses",
+        "look",
+        "wait",
+        "metric",
+        "join",
+        "evaluation",
+    ],
 )
 def test_waits_in_exchange(calls: tuple[Callable[..., Any], ...], expected: bool) -> None:
     # A lock's method waits without a frame of Python, as Horovod's library does.
@@ -57,6 +71,28 @@ def test_waits_in_exchange(calls: tuple[Callable[..., Any], ...], expected: bool
         time.sleep(0.001)
     assert waits_in_exchange() == expected
     lock.release()
+    thread.join()
+
+
+def test_a_wait_in_pauses_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never reaches Horovod's own wait while the others do not come."""
+    done: set[int] = set()
+    for name, value in (
+        ("_handle_map", {7: None}),
+        ("poll", done.__contains__),
+        ("local_size", lambda: 2),
+        ("synchronize", lambda handle: None),
+    ):
+        monkeypatch.setattr(over_horovod.mpi_ops, name, value)
+    monkeypatch.setattr(over_horovod, "_one_processor_each", lambda ranks: True)
+    thread = threading.Thread(target=over_horovod.HOROVOD.synchronize, args=[7], daemon=True)
+    thread.start()
+    assert thread.ident is not None
+    pauses = over_horovod._wait.__code__
+    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not pauses:
+        time.sleep(0.001)
+    assert waits_in_exchange()
+    done.add(7)
     thread.join()
 
 
