@@ -48,16 +48,7 @@ SCRIPT = calling("__main__", "evaluate")
         ((SCRIPT, OURS, JOIN, SYNCHRONIZE), False),
         ((SCRIPT, OURS, SCRIPT), False),
     ],
-    ids=[
-        "exchange",
-        "agreement",
-        "pauses",
-        "look",
-        "wait",
-        "metric",
-        "join",
-        "evaluation",
-    ],
+    ids=["exchange", "agreement", "pauses", "look", "wait", "metric", "join", "evaluation"],
 )
 def test_waits_in_exchange(calls: tuple[Callable[..., Any], ...], expected: bool) -> None:
     # A lock's method waits without a frame of Python, as Horovod's library does.
