@@ -1,7 +1,6 @@
 """Phases of a training: steps that all ranks make together (BSP), and steps without a barrier.
 
-All ranks change the phase at once. From BSP they do so after a vote in some step. Without a barrier
-they do so only where all of them stop: at the end of an epoch, or when rank 0 has told them to.
+All ranks change the phase at once: from BSP after a vote, else where an epoch ends or rank 0 says.
 What a script evaluates or saves after an epoch is the same on all ranks::
 
     BSP ... | vote: begin | steps without a barrier | meet: epoch ended on all ranks, or stop | ...
