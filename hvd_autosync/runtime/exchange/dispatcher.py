@@ -270,17 +270,19 @@ class Dispatcher:
         Waiting for one of several would be wrong: if ranks began in different orders, the one
         waited for may wait for the next operation of another.
         """
-        poll = self._collectives.poll
         while self._staged:
-            before = len(self._staged)
-            done = [entry for entry in self._staged if before == 1 or poll(entry[0])]
-            if not done:
-                time.sleep(_PAUSE_S)
-                continue
+            done = self._await_any() if len(self._staged) > 1 else list(self._staged)
             self._staged = deque(entry for entry in self._staged if entry not in done)
             for entry in done:
                 self._staged.appendleft(entry)
                 self._advance()
+
+    def _await_any(self) -> list[tuple[int, Steps]]:
+        """Wait until an operation of a staged exchange is done; return all that then are."""
+        poll = self._collectives.poll
+        while not (done := [entry for entry in self._staged if poll(entry[0])]):
+            time.sleep(_PAUSE_S)
+        return done
 
     def _advance(self) -> None:
         """Wait for the first staged exchange's operation, and continue that exchange."""

@@ -11,9 +11,12 @@ from types import FrameType
 
 _OPERATIONS = "horovod.torch.mpi_ops"
 _OURS = "hvd_autosync.runtime."
-#: Where our code waits before it calls Horovod's ``synchronize()``: in pauses, where ranks have one
-#: processor each.
-_PAUSES = ("hvd_autosync.runtime.collectives.over_horovod", "_wait")
+#: Where our code waits in pauses, before it calls Horovod's ``synchronize()``: for an operation if
+#: ranks have one processor each, and for whichever of several is done first.
+_PAUSES = {
+    ("hvd_autosync.runtime.collectives.over_horovod", "_wait"),
+    ("hvd_autosync.runtime.exchange.dispatcher", "_await_any"),
+}
 
 
 def waits_in_exchange() -> bool:
@@ -28,7 +31,7 @@ def _waits(frame: FrameType | None) -> bool:
         frame = frame.f_back
     if frame is None or not _module(frame).startswith(_OURS):
         return False
-    if (_module(frame), frame.f_code.co_name) == _PAUSES:  # between two looks, or in one
+    if (_module(frame), frame.f_code.co_name) in _PAUSES:  # between two looks, or in one
         return True
     return "synchronize" in called and "join" not in called
 

@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
 
 from hvd_autosync.runtime.collectives import over_horovod
+from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
+from hvd_autosync.runtime.exchange.exchanges import Steps
 from hvd_autosync.runtime.live import helper
 from hvd_autosync.runtime.live.helper import ALIVE, Helper
 from hvd_autosync.runtime.live.waiting import waits_in_exchange
@@ -32,6 +34,7 @@ JOIN = calling("horovod.torch.mpi_ops", "join")
 ALLREDUCE = calling("horovod.torch.mpi_ops", "allreduce")
 OURS = calling("hvd_autosync.runtime.exchange.dispatcher", "finish")
 PAUSES = calling("hvd_autosync.runtime.collectives.over_horovod", "_wait")
+ANY = calling("hvd_autosync.runtime.exchange.dispatcher", "_await_any")
 POLL = calling("horovod.torch.mpi_ops", "poll")
 SCRIPT = calling("__main__", "evaluate")
 
@@ -43,12 +46,25 @@ SCRIPT = calling("__main__", "evaluate")
         ((SCRIPT, OURS, ALLREDUCE, SYNCHRONIZE), True),
         ((SCRIPT, OURS, PAUSES), True),
         ((SCRIPT, OURS, PAUSES, POLL), True),
+        ((SCRIPT, OURS, ANY), True),
+        ((SCRIPT, OURS, ANY, POLL), True),
         ((SCRIPT, SYNCHRONIZE), False),
         ((SCRIPT, ALLREDUCE, SYNCHRONIZE), False),
         ((SCRIPT, OURS, JOIN, SYNCHRONIZE), False),
         ((SCRIPT, OURS, SCRIPT), False),
     ],
-    ids=["exchange", "agreement", "pauses", "look", "wait", "metric", "join", "evaluation"],
+    ids=[
+        "exchange",
+        "agreement",
+        "pauses",
+        "look",
+        "any",
+        "look for any",
+        "wait",
+        "metric",
+        "join",
+        "evaluation",
+    ],
 )
 def test_waits_in_exchange(calls: tuple[Callable[..., Any], ...], expected: bool) -> None:
     # A lock's method waits without a frame of Python, as Horovod's library does.
@@ -85,6 +101,34 @@ def test_a_wait_in_pauses_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits_in_exchange()
     done.add(7)
     thread.join()
+
+
+def test_a_wait_for_one_of_several_exchanges_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: set[int] = set()
+    for name, value in (
+        ("_handle_map", {7: None, 8: None}),
+        ("poll", done.__contains__),
+        ("local_size", lambda: 2),
+        ("synchronize", lambda handle: None),
+    ):
+        monkeypatch.setattr(over_horovod.mpi_ops, name, value)
+    monkeypatch.setattr(over_horovod.OverHorovod, "poll", staticmethod(done.__contains__))
+    own = Dispatcher("name", lambda arrived: [], [], lambda: None)
+    staged = [exchange_of(7), exchange_of(8)]
+    thread = threading.Thread(target=own.run, args=[staged], daemon=True)
+    thread.start()
+    assert thread.ident is not None
+    pauses = Dispatcher._await_any.__code__
+    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not pauses:
+        time.sleep(0.001)
+    assert waits_in_exchange()
+    done |= {7, 8}
+    thread.join()
+
+
+def exchange_of(handle: int) -> Steps:
+    """An exchange of one operation."""
+    yield handle
 
 
 class Process:
