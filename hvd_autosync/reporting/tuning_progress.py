@@ -23,6 +23,7 @@ from hvd_autosync.study.knob_order import knobs_by_effect
 from hvd_autosync.study.noninferiority import MOST_JUDGED
 from hvd_autosync.study.quality_trial import FIRST_SEEDS
 from hvd_autosync.study.related_studies import observations_of
+from hvd_autosync.study.resumed import repeated_defaults
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Trial
 from hvd_autosync.traces.speedups import Speedups, is_default
@@ -55,6 +56,7 @@ class EndedTrial:
         slow_setup: A note on the duration of its set-up if that was most of the trial; else empty.
         is_default: Whether it measures the default.
         exact: Whether its strategy trains the same model as the default.
+        repeats: Whether it measures the default again, which explores nothing.
     """
 
     number: int
@@ -68,6 +70,7 @@ class EndedTrial:
     slow_setup: str = ""
     is_default: bool = False
     exact: bool = True
+    repeats: bool = False
 
     @property
     def explores(self) -> bool:
@@ -175,6 +178,7 @@ class TuningProgress:
             _slow_setup(result),
             default,
             _is_exact(study, trial.strategy),
+            trial.number in repeated_defaults(study.history),
         )
         self.ended.append(ended)
         return ended
@@ -203,8 +207,8 @@ class TuningProgress:
 
     @property
     def explored(self) -> int:
-        """Number of ended trials of the exploration, including the default's."""
-        return sum(trial.explores for trial in self.ended)
+        """Number of ended trials of the exploration, including the default's first."""
+        return sum(trial.explores and not trial.repeats for trial in self.ended)
 
     @property
     def best(self) -> EndedTrial | None:

@@ -209,7 +209,7 @@ class Decision:
 
     def _enough(self, gain: float) -> str:
         """Return why a trial with this expected gain is not worth its cost; empty if it is."""
-        if len(self._trials) < FEWEST_TRIALS:
+        if len(explored(self._trials)) < FEWEST_TRIALS:
             return ""
         if gain < SMALL_GAIN:
             return f"another trial is expected to gain {gain:.1%}, less than {SMALL_GAIN:.0%}"

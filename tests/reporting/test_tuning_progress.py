@@ -184,6 +184,16 @@ def test_a_trial_before_the_space_is_known_is_the_default(store: Any) -> None:
     assert standing.describe(study, Trial(0, "default", Strategy())) == "default"
 
 
+def test_a_repeated_default_explores_nothing(author: Any) -> None:
+    author.explore()
+    author.trial("default", {})
+    standing = TuningProgress(Clock())
+    standing.start(author.study)
+    assert standing.explored == 6
+    # The same 14 trials are left to explore as before it.
+    assert standing.left_s(author.study) == pytest.approx((14 + 6) * 5)
+
+
 def test_trials_that_judge_explore_nothing(author: Any) -> None:
     author.explore()
     author.space = replace(author.space, knobs=(*author.space.knobs, catalogue_knob("rest_codec")))

@@ -9,9 +9,13 @@ import pytest
 
 from hvd_autosync.engine.replay import verify
 from hvd_autosync.errors import StudyError
+from hvd_autosync.learner import BayesianLearner
+from hvd_autosync.learner.base import Suggestion
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import RankReport, SearchSpace, Strategy, TrialResult, TrialStatus
 from hvd_autosync.search_space.knobs import float_knob
 from hvd_autosync.study.candidate_selection import pruned
+from hvd_autosync.study.decision import Decision, TrialRequest
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.resumed import at_one_speed, has_rested, repeated_defaults
 from hvd_autosync.study.stage_budget import explored
@@ -71,6 +75,19 @@ def test_a_repeated_default_uses_up_no_exploring_trial() -> None:
         trial(2, "default", Strategy(), 0.2),
     ]
     assert [t.number for t in explored(days)] == [0, 1]
+
+
+def test_exploring_does_not_end_sooner_where_the_default_was_repeated() -> None:
+    """A small gain ends it after four strategies, not after four trials."""
+
+    class Content(BayesianLearner):
+        def suggest(self, *_: object, **__: object) -> Suggestion:
+            return Suggestion(SLOW, "model", {"expected_gain": 0.0})
+
+    days = [trial(number, "default", Strategy(), 0.1) for number in range(3)]
+    days.append(trial(3, "sobol", FAST, 0.08))
+    wanted = Decision(Problem(SPACE), StudySettings(), Content(), days).next()
+    assert isinstance(wanted, TrialRequest) and (wanted.strategy, wanted.kind) == (SLOW, "model")
 
 
 def test_a_default_of_no_time_changes_no_speed() -> None:
