@@ -239,7 +239,8 @@ class TuningProgress:
     def left_s(self, study: AskTellStudy) -> float:
         """Estimated seconds to the end of the tuning; NaN before the first trial has ended.
 
-        Assumes the maximum number of trials; the study may stop earlier.
+        Assumes the maximum number of exploring trials, and verdicts at the first look; the study
+        may stop earlier, and judge for longer.
         """
         if not self._durations_s:
             return math.nan
@@ -258,7 +259,7 @@ class TuningProgress:
         return max(to_do_s - running_s, 0.0)
 
     def _to_judge(self, study: AskTellStudy) -> int:
-        """Maximum number of remaining quality trials."""
+        """Number of remaining quality trials if each verdict needs no more than the first look."""
         if study.record.space is None or not study.space.has_lossy:
             return 0
         judged = sum(trial.kind == "quality" for trial in self.ended)

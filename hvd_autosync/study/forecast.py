@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from hvd_autosync.study.budget import Budget
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
-from hvd_autosync.study.noninferiority import MOST_JUDGED
+from hvd_autosync.study.noninferiority import LENGTHS, MOST_JUDGED, MOST_PAIRS
+from hvd_autosync.study.quality import SEEDS
 from hvd_autosync.study.quality_trial import FIRST_SEEDS
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import StudySettings
@@ -16,6 +17,10 @@ from hvd_autosync.traces import TrialRecord, default_result
 
 #: Fewest and most strategies of a confirmation, the default included.
 _FEWEST_CONTENDERS, _MOST_CONTENDERS = 2, 3
+#: Most quality trials: those of the default with each number of steps, and those of candidates.
+_MOST_JUDGING = len(LENGTHS) * len(SEEDS) + MOST_JUDGED * MOST_PAIRS
+#: Quality trials until a first verdict at the first look: those of the default and a candidate.
+_FEWEST_JUDGING = 2 * FIRST_SEEDS
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,11 @@ class Forecast:
         trial_s: Seconds of a trial.
         setup_s: Seconds of a trial until its first step has ended.
         trials: Largest number of remaining exploring trials.
-        judging_s: Largest number of seconds of quality trials.
-        low_s: Seconds of the rest of the tuning with the shortest confirmation.
-        high_s: Seconds of the rest of the tuning with the longest confirmation.
+        judging_s: Largest number of seconds of quality trials, each as slow as the default's.
+        low_s: Seconds of the rest of the tuning with one early verdict, if any are needed, and the
+            shortest confirmation.
+        high_s: Seconds of the rest of the tuning with all quality trials and the longest
+            confirmation.
         training_s: Expected seconds of the training.
         trains: Whether the training follows; if so, Ctrl-C starts it at once.
     """
@@ -59,14 +66,23 @@ def forecast(
         return None
     each_s = budget.trial_s
     left = max(settings.trials - len(explored(trials)), 0)
-    judging_s = 0.0
+    least_s = judging_s = 0.0
     if lossy:
-        steps_s = settings.quality_steps * default.step_time.mean_s
-        most = FIRST_SEEDS * (1 + MOST_JUDGED)  # inconclusive pairs need more seeds
-        judging_s = min(most * (default.setup_s + steps_s), 60 * settings.quality_minutes)
+        step_s, (warmup, _) = default.step_time.mean_s, settings.steps_after(default)
+        ran = max(len(rank.step_s) for rank in default.ranks)
+        shortest_s, longest_s = (
+            max(default.total_s + (warmup + steps - ran) * step_s, 0.0)
+            for steps in (settings.quality_steps, max(LENGTHS) * settings.quality_steps)
+        )
+        allowed_s = 60 * settings.quality_minutes
+        least_s = min(_FEWEST_JUDGING * shortest_s, allowed_s)
+        judging_s = min(_MOST_JUDGING * longest_s, allowed_s)
     low_s, high_s = (
-        min((left + rounds * contenders) * each_s + judging_s, max(budget.left_s, 0.0))
-        for rounds, contenders in ((MIN_ROUNDS, _FEWEST_CONTENDERS), (MAX_ROUNDS, _MOST_CONTENDERS))
+        min((left + confirming) * each_s + quality_s, max(budget.left_s, 0.0))
+        for confirming, quality_s in (
+            (MIN_ROUNDS * _FEWEST_CONTENDERS, least_s),
+            (MAX_ROUNDS * _MOST_CONTENDERS, judging_s),
+        )
     )
     return Forecast(
         each_s, default.setup_s, left, judging_s, low_s, high_s, budget.training_s, trains
