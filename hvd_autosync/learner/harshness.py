@@ -20,7 +20,10 @@ from hvd_autosync.search_space.conditions import active
 #: Upper bound: a larger value carries no further information.
 MOST = 4.0
 #: What each choice adds. Top-k and PowerSGD are 0 here: their ratio and rank add to the loss.
+#: Priority order makes the same steps, but later.
 _CHOICES = {
+    "arrival": 0.0,
+    "priority": 0.0,
     "none": 0.0,
     "fp16": 0.03,
     "bf16": 0.03,
