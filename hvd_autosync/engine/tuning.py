@@ -288,7 +288,7 @@ class _Tuning:
         if default is not None:
             if has_rested(study.history):
                 default = self._default_again(study) or default
-            self._after_default(study, default, new=self._describe(study, default))
+            self._after_default(study, Strategy(), default, new=self._describe(study, default))
         while study.conclusion is None:
             stop_if_asked()
             if self._ends():
@@ -303,7 +303,7 @@ class _Tuning:
             new = trial.kind == "default" and self._describe(study, result)
             self._listener.on_trial_end(study, trial, result)
             if trial.kind == "default":
-                self._after_default(study, result, new=new)
+                self._after_default(study, trial.strategy, result, new=new)
         conclusion = study.conclusion
         assert conclusion is not None, "a study without further requests has a conclusion"
         self._listener.on_study_end(study, conclusion)
@@ -321,7 +321,7 @@ class _Tuning:
         self._listener.on_trial_end(study, trial, result)
         if result.status is TrialStatus.CUT_SHORT and result.step_time is None:
             return None
-        error = why_unfit(result, study.settings, study.record.space, pays=True)
+        error = why_unfit(trial.strategy, result, study.settings, study.record.space, pays=True)
         if error is not None:
             raise error
         return result
@@ -362,11 +362,14 @@ class _Tuning:
         study.describe(space, task)
         return True
 
-    def _after_default(self, study: AskTellStudy, result: TrialResult, *, new: bool) -> None:
+    def _after_default(
+        self, study: AskTellStudy, strategy: Strategy, result: TrialResult, *, new: bool
+    ) -> None:
         """Set the limits of trials from the default trial, and reuse a winner of the same task.
 
         Args:
             study: The study.
+            strategy: The strategy of the trial.
             result: The result of the trial.
             new: Whether this trial has just set the task of the study.
 
@@ -374,7 +377,7 @@ class _Tuning:
             AutosyncError: The job cannot be tuned, as the trial failed or is too short.
         """
         pays = not (self._trains and new and self._options.expected_hours is None)
-        error = why_unfit(result, study.settings, study.record.space, pays=pays)
+        error = why_unfit(strategy, result, study.settings, study.record.space, pays=pays)
         if error is not None:
             reason = {"reason": result.reason or result.status.value}
             self._store.finish(study.study_id, StudyStatus.FAILED, reason, None)

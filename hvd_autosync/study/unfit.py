@@ -1,26 +1,30 @@
-"""Jobs that cannot be tuned: the errors after their default trial."""
+"""Jobs that cannot be tuned: the errors after a trial of their default."""
 
 from __future__ import annotations
 
 from hvd_autosync.errors import DefaultTrialError, ShortJobError
-from hvd_autosync.search_space import SearchSpace, TrialResult, TrialStatus
+from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialStatus
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study.values import StudySettings
 
 
 def why_unfit(
-    result: TrialResult, settings: StudySettings, space: SearchSpace | None, *, pays: bool
+    strategy: Strategy,
+    result: TrialResult,
+    settings: StudySettings,
+    space: SearchSpace | None,
+    *,
+    pays: bool,
 ) -> DefaultTrialError | None:
     """Return the error for a job that cannot be tuned; ``None`` if it can.
 
     Args:
-        result: Result of its default trial.
+        strategy: The strategy of its default trial, which may be that of a space file.
+        result: Result of that trial.
         settings: The settings of its study.
         space: The search space, if it is known already.
         pays: Whether tuning may pay although a trial takes as long as the whole job.
     """
-    if result.step_time is None and space is not None:
-        return _restricted_default_failed(result, space)
     if result.status is TrialStatus.ENDED_EARLY:
         return _too_short(result, settings, pays=pays)
     if result.step_time is None and result.status is TrialStatus.CUT_SHORT:
@@ -28,12 +32,15 @@ def why_unfit(
             f"the {settings.minutes:g} minutes were used before the job was measured as it is",
             hint="Allow more with --autosync-minutes.",
         )
-    return None if result.step_time is not None else _default_failed(result)
+    if result.step_time is not None:
+        return None
+    restricted = space is not None and not space.holds_job and strategy == space.default
+    return _restricted_default_failed(result, strategy) if restricted else _default_failed(result)
 
 
-def _restricted_default_failed(result: TrialResult, space: SearchSpace) -> DefaultTrialError:
+def _restricted_default_failed(result: TrialResult, strategy: Strategy) -> DefaultTrialError:
     """Return the error for a job that fails with the defaults that the space file leaves."""
-    fixed = ", ".join(f"{name}={value}" for name, value in space.default.items())
+    fixed = ", ".join(f"{name}={value}" for name, value in strategy.items())
     return DefaultTrialError(
         f"the job fails with the defaults that the space file leaves, {fixed}: {result.reason}",
         hint="Allow more in the space file.",

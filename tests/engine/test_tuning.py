@@ -200,6 +200,33 @@ def test_a_lossy_default_of_a_space_file_is_told(tmp_path: Path, fixed: str) -> 
     assert ("makes a lossy strategy the default" in notices) is fixed.startswith("local_steps")
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (TrialStatus.CRASHED, "fails with the defaults that the space file leaves, .*buckets=4"),
+        (TrialStatus.CUT_SHORT, "the 9 minutes were used"),
+    ],
+)
+def test_a_restricted_default_without_a_step_time_says_why(
+    tmp_path: Path, status: TrialStatus, said: str
+) -> None:
+    """Where the minutes were too few, the space file is not at fault."""
+    (tmp_path / "space.toml").write_text("[knobs.buckets]\nlow = 4\n")
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(
+        store=str(tmp_path / "traces.db"), space=str(tmp_path / "space.toml"), minutes=9.0
+    )
+    steps = RankReport(0, "a", step_s=(0.1,) * 40)
+    model = ModelProfile(tuple(replace(LARGE, name=f"{i}", ready_order=i) for i in range(9)))
+    default = TrialResult(TrialStatus.COMPLETED, ranks=(steps,), profile=model)
+    runner = MagicMock()
+    # The first probes the links, the second measures the job as it is.
+    runner.run.side_effect = [default, default, TrialResult(status, "it ended")]
+    with pytest.raises(DefaultTrialError, match=said) as ended:
+        tune(job, options, MagicMock(), runner=runner)
+    assert ("space file" in str(ended.value)) is (status is TrialStatus.CRASHED)
+
+
 def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
     options = Options(store=str(tmp_path / "traces.db"))
     store = TraceStore(options.store)
@@ -679,8 +706,11 @@ def test_a_study_that_has_rested_measures_the_default_again(
     failed = TrialResult(TrialStatus.CRASHED, "no such file: data.bin", exit_status=1)
     again = [failed if now_s is None else result(now_s)] * rested
     runner.run.side_effect = [*again, Launched]
-    with pytest.raises(Launched if now_s else DefaultTrialError):
+    with pytest.raises(Launched if now_s else DefaultTrialError) as ended:
         tune(job, options, listener, runner=runner)
+    if now_s is None:
+        said = str(ended.value)
+        assert "fails as it is" in said and "data.bin" in said and "space file" not in said
     trials = store.trials(study.study_id)
     assert [t.kind for t in trials if t.result] == ["default"] * (1 + rested)
     assert store.study(study.study_id).status is StudyStatus.RUNNING
