@@ -145,7 +145,7 @@ def check_fits(
     """Check that a job can run under ``strategy``.
 
     Args:
-        strategy: The strategy.
+        strategy: The strategy, of a file or of a recorded study.
         hosts: The job's hosts, with the slots that it uses.
         held: Knobs that the job's options and environment fix, with their values.
 
@@ -156,9 +156,9 @@ def check_fits(
     for name, value in strategy.items():
         if name in held and held[name] != value:
             raise SpaceError(
-                f"knob {name} is {value!r} in the strategy file, but your options or environment "
-                f"set {held[name]!r}",
-                hint="Leave one of them out.",
+                f"knob {name} is {value!r} in the strategy, but your options or environment set "
+                f"{held[name]!r}",
+                hint="Leave out that option or variable, or the knob in a strategy file.",
             )
     slots = {host.slots for host in hosts}
     for name in PARAMETER_CLASSES:

@@ -61,12 +61,16 @@ def why_not_in_place(
         fixed: Knobs that the training cannot change.
         unwanted: Choices of knobs that it shall not make.
     """
-    at_start = [
-        f"{name}={value}"
+    moved = [
+        (name, value)
         for name, value in (study.winner or Strategy()).items()
         if (name in fixed or value in unwanted.get(name, ())) and _own_value(study, name) != value
     ]
-    return f"its winner needs {', '.join(at_start)} from the start" if at_start else ""
+    untried = [f"{name}={value}" for name, value in moved if name not in fixed]
+    at_start = [f"{name}={value}" for name, value in moved if name in fixed]
+    if at_start:
+        return f"its winner needs {', '.join(at_start)} from the start"
+    return f"its winner has {', '.join(untried)}, which is not tried live" if untried else ""
 
 
 def _own_value(study: StudyRecord, name: str) -> Value | None:

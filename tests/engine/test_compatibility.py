@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from hvd_autosync.engine import compatibility
-from hvd_autosync.engine.compatibility import why_not_in_place, why_not_resumed
+from hvd_autosync.engine.compatibility import why_not_in_place, why_not_resumed, winner_for
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import (
     HorovodBuild,
+    Host,
     SearchSpace,
     Strategy,
     catalogue_knob,
@@ -48,6 +51,26 @@ def test_what_a_winner_has_moved_is_what_it_needs_from_the_start(
     study = StudyRecord("1", "", "", (), {}, {}, StudyStatus.FINISHED, None, space, None, winner)
     why = why_not_in_place(study, FIXED, {})
     assert why == (f"its winner needs {needed} from the start" if needed else "")
+
+
+def test_what_is_not_tried_live_is_not_said_to_be_needed_from_the_start() -> None:
+    """As an order in whose live trial a training has failed."""
+    space = SearchSpace((catalogue_knob("order"),))
+    winner = Strategy({"order": "priority"})
+    study = StudyRecord("1", "", "", (), {}, {}, StudyStatus.FINISHED, None, space, None, winner)
+    assert why_not_in_place(study, (), {}) == ""
+    why = why_not_in_place(study, (), {"order": {"priority"}})
+    assert why == "its winner has order=priority, which is not tried live"
+
+
+def test_a_recorded_winner_is_not_said_to_be_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "horovod_build", lambda: BUILD)
+    winner = Strategy({"cycle_time_ms": 5.0})
+    study = StudyRecord("1", "", "", (), {}, {}, StudyStatus.FINISHED, None, None, None, winner)
+    job = Job(("-np", "2"), ("true",), (Host("a", 2),), held=(("cycle_time_ms", 2.0),))
+    with pytest.raises(SpaceError, match=r"is 5\.0 in the strategy, but .* set 2\.0") as error:
+        winner_for(study, job)
+    assert "Leave out that option or variable" in error.value.hint
 
 
 @pytest.mark.parametrize(

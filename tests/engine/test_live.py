@@ -447,8 +447,11 @@ def launched_winner(options: Options, winner: Strategy) -> StudyRecord:
 @pytest.mark.parametrize(
     ("changed", "needed"),
     [
-        ({"cycle_time_ms": 5.0}, "cycle_time_ms=5.0"),
-        ({"large_exchange": "hierarchical"}, "large_exchange=hierarchical"),
+        ({"cycle_time_ms": 5.0}, "needs cycle_time_ms=5.0 from the start"),
+        (
+            {"large_exchange": "hierarchical"},
+            "has large_exchange=hierarchical, which is not tried live",
+        ),
         ({}, ""),
     ],
 )
@@ -473,7 +476,7 @@ def test_a_winner_that_needs_another_start_is_not_taken_over(
     if needed:
         assert not set(last["strategy"]) & launch_knobs(reinitializes=False)
         assert StudySettings.from_json(record.settings).trials == chosen.trials
-        assert any(f"its winner needs {needed} from the start" in each for each in notices)
+        assert any(f"its winner {needed}" in each for each in notices)
         only = replace(chosen, store=str(tmp_path / "only.db"), reuse="only")
         launched_winner(only, winner)
         with pytest.raises(ConfigurationError, match=needed):
