@@ -19,6 +19,7 @@ from hvd_autosync.errors import StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.util.printable import printable, shell_line
+from hvd_autosync.util.variables import RESTARTED_VARIABLE
 
 if TYPE_CHECKING:
     from hvd_autosync.search_space import Strategy
@@ -77,12 +78,15 @@ def train_live(
         if failed is None:
             return ended
         strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
-        what = f"the training failed in the trial of {strategy}, which is not tried again"
+        what = f"the training failed in the trial of {strategy}"
         if restarted or datetime.fromisoformat(failed.asked_at) - began > _EARLY:
-            _say(f"{what}; run the same command again to tune without it")
+            never = options.reuse == "never"
+            again = "with --autosync-reuse auto" if never else "again"
+            _say(f"{what}; run the same command {again} to tune without it")
             return ended
-        _say(f"{what}; starting the training again")
+        _say(f"{what}, which is not tried again; starting the training again")
         restarted = True
+        variables[RESTARTED_VARIABLE] = failed.study_id
 
 
 def _failed_in_trial(

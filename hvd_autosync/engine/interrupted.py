@@ -1,7 +1,8 @@
-"""Interrupted studies of a job: they are resumed or superseded."""
+"""Earlier studies of a job: interrupted ones are resumed or superseded, finished ones reused."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 
 from hvd_autosync.engine.compatibility import why_not_resumed
@@ -10,6 +11,7 @@ from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.traces.unsaved import take_unsaved
+from hvd_autosync.util.variables import RESTARTED_VARIABLE
 
 _NEVER = "is not resumed under --autosync-reuse never"
 #: Name of a store -> studies of it that tunings of this process have left and could not let go.
@@ -29,6 +31,28 @@ def let_go(store: TraceStore, study_id: str) -> None:
         store.let_go(study_id)
     except StoreError:
         _LEFT.setdefault(store.name, set()).add(study_id)
+
+
+def last_finished(store: TraceStore, key: str, *, from_scratch: bool) -> StudyRecord | None:
+    """Return the last finished study of a job, if its result may be used.
+
+    Args:
+        store: The store.
+        key: Key of the job's studies.
+        from_scratch: As for :func:`claim_interrupted`.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    if from_scratch and not os.environ.get(RESTARTED_VARIABLE):
+        return None
+    known = store.find_finished(key)
+    return None if known is None or (from_scratch and not _is_of_this_training(known)) else known
+
+
+def _is_of_this_training(study: StudyRecord) -> bool:
+    """Return whether a study is that of this training, which was started again."""
+    return study.study_id == os.environ.get(RESTARTED_VARIABLE)
 
 
 def claim_interrupted(
@@ -52,8 +76,9 @@ def claim_interrupted(
         on_notice: Receives messages for the user.
         fixed: Knobs that cannot be changed now.
         unwanted: Choices of knobs that shall not be tried now.
-        from_scratch: Whether none is resumed. What the key does not contain, such as modules and
-            data, may have changed, and trials of two trainings must not be compared.
+        from_scratch: Whether none is resumed, but one of this training, which was started again.
+            What the key does not contain, such as modules and data, may have changed, and trials of
+            two trainings must not be compared.
 
     Raises:
         StoreError: The store cannot be used.
@@ -63,7 +88,8 @@ def claim_interrupted(
         store.let_go(study_id)
         left.discard(study_id)
     while (record := store.claim_resumable(key)) is not None:
-        why = _NEVER if from_scratch else why_not_resumed(record, settings, fixed, unwanted)
+        never = from_scratch and not _is_of_this_training(record)
+        why = _NEVER if never else why_not_resumed(record, settings, fixed, unwanted)
         if not why:
             for number in take_unsaved(store, record.study_id):
                 on_notice(f"the store has taken the result of trial {number} from a file")

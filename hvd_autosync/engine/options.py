@@ -44,6 +44,7 @@ _OF_DRIVERS = (
     "JOB",
     "JUDGED",
     "REFUSAL",
+    "RESTARTED",
     "STOPPED",
     "TRIAL",
     "TRIAL_ID",

@@ -23,7 +23,7 @@ from hvd_autosync.engine.compatibility import (
     why_again,
     why_not_in_place,
 )
-from hvd_autosync.engine.interrupted import claim_interrupted, let_go
+from hvd_autosync.engine.interrupted import claim_interrupted, last_finished, let_go
 from hvd_autosync.engine.live_stage import task_and_space_under
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.reuse import of_same_task
@@ -165,7 +165,7 @@ def tune(
     restrictions = load_restrictions(options.space, options.allow)
     store = TraceStore(options.store)
     key = tuning_key(job, options, restrictions, None if judged is None else judged.winner)
-    known = None if options.reuse == "never" else store.find_finished(key)
+    known = last_finished(store, key, from_scratch=options.reuse == "never")
     excluded = excluded_for(store, job, options, restrictions)
     again = unfit = ""
     if known is not None:

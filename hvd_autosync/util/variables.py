@@ -21,6 +21,9 @@ FOLDER_VARIABLE = "HVD_AUTOSYNC_FOLDER"
 REFUSAL_VARIABLE = "HVD_AUTOSYNC_REFUSAL"
 #: Id of the study of launched trials under whose winner such a training begins.
 JUDGED_VARIABLE = "HVD_AUTOSYNC_JUDGED"
+#: Id of the study of such a training that was started again, because it had failed in a trial: that
+#: is resumed whatever the options say, or the strategy would be tried again.
+RESTARTED_VARIABLE = "HVD_AUTOSYNC_RESTARTED"
 #: File that the flag creates when it is told to stop such a training, as by Ctrl-C.
 STOPPED_VARIABLE = "HVD_AUTOSYNC_STOPPED"
 #: Files that rank 0 creates beside that one: it has begun to be tuned; its script has ended by

@@ -18,6 +18,7 @@ from hvd_autosync.errors import SpaceError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host, Strategy
 from hvd_autosync.traces.records import timestamp
+from hvd_autosync.util.variables import RESTARTED_VARIABLE
 
 JOB = Job(("-np", "2"), ("true",), (Host("localhost", 2),))
 
@@ -59,15 +60,35 @@ def test_a_training_that_fails_in_an_early_trial_is_started_again(
 ) -> None:
     """The trial's beginning counts, however long it has hung."""
     asked = timestamp(datetime.now(timezone.utc) + timedelta(minutes=minutes))
-    failed = SimpleNamespace(strategy=Strategy({"buckets": 3}), asked_at=asked)
+    failed = SimpleNamespace(study_id="5", strategy=Strategy({"buckets": 3}), asked_at=asked)
     ends = [RunOutcome(1), RunOutcome(0)]
+    restarted = []
+
+    def run(_: Job, variables: dict[str, str], **__: object) -> RunOutcome:
+        restarted.append(variables.get(RESTARTED_VARIABLE))
+        return ends.pop(0)
+
     monkeypatch.setattr(live, "failed_trial", lambda *_: failed)
-    monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: ends.pop(0))
+    monkeypatch.setattr(live_train, "run_live_training", run)
     assert live_train.train_live(JOB, Options(mode="live")).status == 2 - launches
-    assert len(ends) == 2 - launches
+    assert restarted == [None, "5"][:launches], "the helper resumes that study"
     said = capsys.readouterr().err
-    assert "failed in the trial of buckets=3, which is not tried again" in said
-    assert ("starting the training again" in said) is (launches == 2)
+    assert "failed in the trial of buckets=3" in said
+    assert ("which is not tried again; starting the training again" in said) is (launches == 2)
+
+
+@pytest.mark.parametrize(
+    ("reuse", "said"), [("auto", "command again to"), ("never", "with --autosync-reuse auto to")]
+)
+def test_the_next_run_tunes_without_a_late_failure_if_it_reuses_the_study(
+    reuse: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = timestamp(datetime.now(timezone.utc) + timedelta(minutes=6))
+    failed = SimpleNamespace(study_id="5", strategy=Strategy({"buckets": 3}), asked_at=asked)
+    monkeypatch.setattr(live, "failed_trial", lambda *_: failed)
+    monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(1))
+    live_train.train_live(JOB, Options(mode="live", reuse=reuse))
+    assert f"{said} tune without it" in capsys.readouterr().err
 
 
 def test_a_training_that_fails_in_another_trial_is_not_started_for_a_third_time(
@@ -77,7 +98,8 @@ def test_a_training_that_fails_in_another_trial_is_not_started_for_a_third_time(
 
     def fail(*_: object) -> SimpleNamespace:
         asked = timestamp(datetime.now(timezone.utc))
-        return SimpleNamespace(strategy=Strategy({"buckets": next(counts)}), asked_at=asked)
+        strategy = Strategy({"buckets": next(counts)})
+        return SimpleNamespace(study_id="5", strategy=strategy, asked_at=asked)
 
     monkeypatch.setattr(live, "failed_trial", fail)
     monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(1))

@@ -56,7 +56,7 @@ from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
-from hvd_autosync.util.variables import JOB_VARIABLE
+from hvd_autosync.util.variables import JOB_VARIABLE, RESTARTED_VARIABLE
 
 JOB = Job(("-np", "2"), ("python", "train.py"), (Host("a", 1), Host("b", 1)))
 #: Makes a finished study of launched trials, whose winner has these values.
@@ -383,6 +383,40 @@ def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -
     assert failed_trial(JOB, chosen, "9") is None
     TraceStore(chosen.store).finish(record.study_id, StudyStatus.FINISHED, {}, None)
     assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1], "it may be the last trial"
+
+
+@pytest.mark.parametrize("reuse", ["auto", "never"])
+def test_a_training_that_is_started_again_does_not_fail_in_the_same_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reuse: str
+) -> None:
+    """Also where all knobs of the trial that differ are numbers, which no later job leaves out."""
+    (tmp_path / "space.toml").write_text(
+        '[knobs.bucket_rule]\nfixed = "ordered"\n[knobs.large_exchange]\nfixed = "allreduce"\n'
+    )
+    chosen = options(tmp_path, reuse=reuse, space=str(tmp_path / "space.toml"))
+    store = TraceStore(chosen.store)
+    with pytest.raises(TrainingLost):
+        study_of(SimulatedTraining(dies_in=2), chosen)[0].run()
+    (record,) = store.studies()
+    store.let_go(record.study_id)
+    _, lost = store.trials(record.study_id)
+    assert not failed_choices(store, {record.job_key}), "else it would be known by these"
+    monkeypatch.setenv(RESTARTED_VARIABLE, record.study_id)
+    simulated = SimulatedTraining()
+    with pytest.raises(TrainingEnded):
+        study_of(simulated, chosen)[0].run()
+    (same,) = store.studies()
+    assert (same.study_id, same.status) == (record.study_id, StudyStatus.FINISHED)
+    tried = [each["spec"]["strategy"] for each in simulated.received if each["type"] == "trial"]
+    assert tried and dict(lost.strategy) not in tried
+    # What follows in this training uses its own result, and that of no other.
+    with pytest.raises(TrainingEnded):
+        study_of(SimulatedTraining(), chosen)[0].run()
+    assert len(store.studies()) == 1
+    monkeypatch.delenv(RESTARTED_VARIABLE)
+    with pytest.raises(TrainingEnded):
+        study_of(SimulatedTraining(), chosen)[0].run()
+    assert len(store.studies()) == (1 if reuse == "auto" else 2)
 
 
 def test_a_study_that_is_resumed_goes_on_under_the_best_that_it_has_measured(
