@@ -105,12 +105,12 @@ class LiveStudy:
                 self._keep_best(end.study)
                 self._training.wait()
             drift = self._training.wait("drift")["text"]
-            if self._ends():
+            only = self._options.reuse == "only"
+            if only or self._ends():
                 keep_drift(study, self._options, drift, in_place=True)
-                self._listener.on_notice(
-                    "the training is not tuned again, because its tuning was ended; the next run "
-                    "of this job is"
-                )
+                why = "--autosync-reuse is 'only'" if only else "its tuning was ended"
+                then = "a run of this job with auto is" if only else "the next run of this job is"
+                self._listener.on_notice(f"the training is not tuned again, because {why}; {then}")
                 self._training.wait()
             retunes += 1
             if retunes > _MOST_RETUNES:

@@ -519,6 +519,30 @@ def test_a_winner_that_needs_another_start_is_not_taken_over(
         assert not [each for each in simulated.received if each["type"] == "trial"]
 
 
+def test_a_training_that_only_reuses_says_once_what_it_runs_under(tmp_path: Path) -> None:
+    """Its steps may drift, and again: no other result would be found."""
+    chosen = options(tmp_path, reuse="only")
+    unchanged = {name: catalogue_knob(name).default for name in ("controller", "cycle_time_ms")}
+    known = launched_winner(chosen, Strategy({**unchanged, "buckets": 3}))
+    simulated = SimulatedTraining(drifts=2)
+    study, switches = study_of(simulated, chosen)
+    notices: list[str] = []
+
+    def on_notice(text: str) -> None:
+        notices.append(text)
+        if "not tuned again" in text:
+            simulated._say({"type": "end"})  # which it waits for
+
+    study._listener.on_notice.side_effect = on_notice  # type: ignore[attr-defined]
+    with pytest.raises(TrainingEnded):
+        study.run()
+    ((record, _),) = switches
+    assert record.study_id == known.study_id
+    assert len(notices) == 2 and "this job was tuned before" in notices[0]
+    assert notices[1].endswith("because --autosync-reuse is 'only'; a run of this job with auto is")
+    assert TraceStore(chosen.store).study(known.study_id).drift, "for that run"
+
+
 def fail_in_trial(store: TraceStore, job_key: str, choice: str, mode: str = "live") -> None:
     """Let a training fail in the trial of this exchange."""
     settings = settings_of(Options(mode=mode)).to_json()
