@@ -157,7 +157,8 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
     problem, learner = problem_of(store, study, trials), BayesianLearner()
 
     def asked_at(number: int, moment: str | None) -> TrialRequest | Conclusion:
-        known = [_as_of(trial, moment) for trial in counted(space, trials[:number])]
+        told = counted(space, trials[:number], live=settings.mode == "live")
+        known = [_as_of(trial, moment) for trial in told]
         seen = [trial for trial in known if trial is not None]
         if not seen:  # those before were lost with their driver
             return TrialRequest(Strategy(), "default")

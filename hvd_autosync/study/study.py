@@ -265,7 +265,8 @@ class AskTellStudy:
         return Trial(number, wanted.kind, wanted.strategy, wanted.steps, wanted.seed)
 
     def _counted(self) -> list[TrialRecord]:
-        return counted(self.record.space, self.history, running=self._mine)
+        live = self.settings.mode == "live"
+        return counted(self.record.space, self.history, running=self._mine, live=live)
 
     def _check_open(self, wanted: TrialRequest | Conclusion) -> None:
         """Check that nothing final is decided without the results of open trials."""
@@ -387,18 +388,25 @@ def _step_times(trial: Trial, outcome: Sequence[float]) -> tuple[float, ...]:
 
 
 def counted(
-    space: SearchSpace | None, trials: Sequence[TrialRecord], running: Collection[int] = ()
+    space: SearchSpace | None,
+    trials: Sequence[TrialRecord],
+    running: Collection[int] = (),
+    *,
+    live: bool = False,
 ) -> list[TrialRecord]:
     """Return the trials of a study that decisions depend on.
 
     Those that were lost with their driver are left out, and so asked for again. Where this has
     happened three times in a row, the strategy may be what ends the driver, as for want of memory:
-    the trial counts as crashed. Trials of the default do not.
+    the trial counts as crashed. Trials of the default do not. Live trials end with their training,
+    and a strategy that fails it has a result: they count as cut short, or when confirming are asked
+    for again.
 
     Args:
         space: The space of the study, once it is known.
         trials: All trials, in order.
         running: Numbers of trials that still run.
+        live: Whether they are live trials.
     """
     found: list[TrialRecord] = []
     lost, times = None, 0
@@ -410,9 +418,10 @@ def counted(
         this = (trial.kind, trial.strategy, trial.info.get("seed"))
         lost, times = this, times + 1 if this == lost else 1
         is_default = trial.kind == "default" or (space and trial.strategy == space.default)
-        if times >= _LOST_IN_A_ROW and not is_default:
+        if times >= _LOST_IN_A_ROW and not is_default and not (live and trial.kind == "confirm"):
+            status = TrialStatus.CUT_SHORT if live else TrialStatus.CRASHED
             reason = f"its driver was lost in this trial {times} times in a row"
-            found.append(replace(trial, result=TrialResult(TrialStatus.CRASHED, reason)))
+            found.append(replace(trial, result=TrialResult(status, reason)))
     return found
 
 

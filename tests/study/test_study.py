@@ -41,7 +41,7 @@ from hvd_autosync.study.confirm import Confirmation
 from hvd_autosync.study.decision import Decision
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
-from hvd_autosync.study.related_studies import observations_of
+from hvd_autosync.study.related_studies import is_unknown, observations_of
 from hvd_autosync.study.study import AskTellStudy, counted
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord, rows
@@ -899,6 +899,28 @@ def test_a_strategy_that_takes_its_driver_along_is_given_up(tmp_path: Path) -> N
     seeds = [replace(trial, info={"seed": seed}) for seed, trial in enumerate(three)]
     assert len(seeds) == 3 and not counted(SPACE, seeds), "one end of the driver takes all three"
     assert all(c.same for c in verify(first.store, first.record, first.history))
+
+
+def test_a_live_trial_that_ends_with_its_training_blames_no_strategy(tmp_path: Path) -> None:
+    """Trainings may be short, or be stopped at the same hour each day."""
+    first = study(tmp_path, mode="live")
+    default = first.ask()
+    assert default is not None
+    first.tell(default, [0.1] * 20)
+
+    def lost() -> Trial:
+        trial = AskTellStudy(first.store, first.record).ask()
+        assert trial is not None
+        return trial
+
+    *three, another = (lost().strategy for _ in range(4))
+    assert len(set(three)) == 1 and another not in three, "the search goes on"
+    (unknown,) = (t for t in first._counted() if t.kind != "default")
+    assert unknown.result is not None and unknown.result.status is TrialStatus.CUT_SHORT
+    assert is_unknown(unknown) and len(observations_of(SPACE, [unknown])) == 0
+    assert all(c.same for c in verify(first.store, first.record, first.history))
+    confirming = [replace(trial, kind="confirm") for trial in first.history[1:4]]
+    assert not counted(SPACE, confirming, live=True), "it is asked for again"
 
 
 def test_who_asks_and_tells_is_alive_for_other_machines(
