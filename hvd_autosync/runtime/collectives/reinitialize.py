@@ -150,6 +150,7 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
             without a barrier it is raised without waiting for the other ranks.
         NotNowError: Operations are under way on some rank; raised on all ranks, nothing has
             changed.
+        RuntimeError: This rank can start no thread; nothing has changed here, but the others end.
     """
     if steps_without_barrier():  # the others may never come
         raise _cannot(_NO_BOUNDARY)
@@ -174,8 +175,7 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
         init_s = 0.0 if last is None else last.took_s
         reports = _gather(_Report(own, busy, request, rendezvous, init_s))
         _check(reports)
-        set_variables(variables)
-        _restart(before, reports[0].rendezvous, _limit_s(reports))
+        _restart(before, variables, reports[0].rendezvous, _limit_s(reports))
 
 
 def _limit_s(reports: list[_Report]) -> float:
@@ -183,7 +183,12 @@ def _limit_s(reports: list[_Report]) -> float:
     return max(_LIMIT_S, _TIMES_INIT * min(report.init_s for report in reports))
 
 
-def _restart(before: _Job, rendezvous: Mapping[str, str | None], limit_s: float) -> None:
+def _restart(
+    before: _Job,
+    variables: Mapping[str, str | None],
+    rendezvous: Mapping[str, str | None],
+    limit_s: float,
+) -> None:
     """Restart Horovod; a rank that cannot ends, because nothing could be done without it."""
     rank = before.rank
 
@@ -192,6 +197,7 @@ def _restart(before: _Job, rendezvous: Mapping[str, str | None], limit_s: float)
         _end(rank, f"another rank has ended, or {'the job is stopped' if terminated else hung}")
 
     with time_limit(limit_s, end), with_variables(rendezvous):
+        set_variables(variables)  # not before the limit, which may be refused a thread
         try:
             initialize_again(before.process_sets)
             # Before the others may go on, end, and shut Horovod down with them.

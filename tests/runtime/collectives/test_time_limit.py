@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
 
+from hvd_autosync.runtime.collectives import reinitialize
 from hvd_autosync.runtime.collectives.time_limit import time_limit
 
 
@@ -45,3 +46,33 @@ def test_nothing_is_left_where_its_thread_cannot_start(monkeypatch: pytest.Monke
     with pytest.raises(RuntimeError, match="can't start new thread"), time_limit(60.0, print):
         pytest.fail("it has begun")
     assert state() == before
+
+
+def test_without_it_horovod_is_not_started_again_and_keeps_its_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A later start would read them, whatever it is for."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    known = reinitialize._Report("", "", [], {}, 1.0)
+    for name, value in {
+        "settle": None,
+        "in_flight": "",
+        "registered_process_sets": {},
+        "last_initialization": None,
+        "_own_refusal": "",
+        "_meets_at_a_server": False,
+        "_gather": [known, known],
+    }.items():
+        monkeypatch.setattr(reinitialize, name, lambda *_, value=value: value)
+    monkeypatch.setattr(reinitialize.mpi_ops, "rank", lambda: 0)
+    monkeypatch.setattr(reinitialize.mpi_ops, "size", lambda: 2)
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "3")
+    monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "7")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        reinitialize.reinitialize({"HOROVOD_CYCLE_TIME": "5", "HOROVOD_CACHE_CAPACITY": None})
+    assert os.environ["HOROVOD_CYCLE_TIME"] == "3"
+    assert os.environ["HOROVOD_CACHE_CAPACITY"] == "7"
