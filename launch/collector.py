@@ -18,6 +18,7 @@ from hvd_autosync.runtime.driver.messages import End, Files, Hello, Profile, Ref
 from hvd_autosync.search_space import Link, RankReport, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.records import Record
 from hvd_autosync.search_space.trial import OUT_OF_TIME, PRUNED
+from hvd_autosync.util.amounts import amount
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -263,5 +264,7 @@ class Collector:
         if exit_status != 0:
             return TrialStatus.CRASHED, *explain_failure(self._tail, exit_status, statuses)
         steps = min((len(r.step_s) for r in self._reports.values()), default=0)
-        made = f"after {steps} steps" if self._reports else "without a single optimizer step"
+        made = "without a single optimizer step"
+        if self._reports:
+            made = f"after {amount(steps, 'step')}"
         return TrialStatus.ENDED_EARLY, f"the script ended {made}", self._tail.whole()

@@ -17,6 +17,7 @@ from hvd_autosync.launch.masking import redact, redact_launcher
 from hvd_autosync.launch.user_script import module_file
 from hvd_autosync.search_space import Host, Value
 from hvd_autosync.search_space.records import NOT_STORED, Record
+from hvd_autosync.util.amounts import amount
 
 #: Endings of the words of a command that name scripts.
 _SCRIPTS = (".py", ".sh")
@@ -189,15 +190,16 @@ def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Hos
         elif used:
             slots.append(Host(name, used))
     if left:
+        known = amount(num_proc - left, "slot")
         raise ConfigurationError(
-            f"-np {num_proc} asks for more ranks than the {num_proc - left} slots of {hosts!r}",
+            f"-np {num_proc} asks for more ranks than the {known} of {hosts!r}",
             hint="Lower -np or add slots with -H or --hostfile.",
         )
     if empty and exact:
         wanted = ",".join(f"{host.name}:{host.slots}" for host in slots)
         raise ConfigurationError(
-            f"-np {num_proc} leaves {empty} slots of {hosts!r} empty, but under Gloo Horovod "
-            "starts a rank on each slot",
+            f"-np {num_proc} leaves {amount(empty, 'slot')} of {hosts!r} empty, but under Gloo "
+            "Horovod starts a rank on each slot",
             hint=f"Write -H {wanted}, or choose --mpi.",
         )
     return tuple(slots)

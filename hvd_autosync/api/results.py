@@ -15,6 +15,7 @@ from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyStatus
 from hvd_autosync.traces.opening import open_trace
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Study(AskTellStudy):
     def __str__(self) -> str:
         running = self.record.status is StudyStatus.RUNNING
         result = "it has not ended" if running else answer_line(self.record)
-        return printable(f"study {self.study_id}, {len(self.history)} trials: {result}")
+        return printable(f"study {self.study_id}, {amount(len(self.history), 'trial')}: {result}")
 
     @property
     def best(self) -> Best:

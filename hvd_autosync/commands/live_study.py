@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hvd_autosync.engine.forwarding import ForwardingListener
 from hvd_autosync.errors import AutosyncError, LiveTuningError
 from hvd_autosync.runtime.live.notes import has_note, leave_note
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.log import start_log
 from hvd_autosync.util.printable import printable
 from hvd_autosync.util.variables import (
@@ -192,7 +193,7 @@ def _last_line(training: Training, study: _Study, end: LiveTuningError) -> str:
             "hvd.DistributedOptimizer has wrapped. A script that reduces gradients by hand calls "
             "hvd_autosync.step() after each step"
         )
-    steps = f"{training.steps} step{'s' * (training.steps != 1)}"
+    steps = amount(training.steps, "step")
     ended = f"the training ended after {steps}, before its default was measured"
     if judged := os.environ.get(JUDGED_VARIABLE):
         return (

@@ -18,6 +18,7 @@ from hvd_autosync.engine.training import Beginning, RunOutcome, run_live_trainin
 from hvd_autosync.errors import StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable, shell_line
 from hvd_autosync.util.variables import RESTARTED_VARIABLE
 
@@ -54,7 +55,7 @@ def train_live(
     from hvd_autosync.engine.mode import check_what_is_read
 
     check_what_is_read(job, options)
-    ranks = "changing ranks" if job.elastic else f"{job.world_size} ranks"
+    ranks = "changing ranks" if job.elastic else amount(job.world_size, "rank")
     _say(
         f"training {shell_line(redact(job.command))} on {ranks}, tuned in its own steps: speeds "
         "that it prints meanwhile are those of trials"

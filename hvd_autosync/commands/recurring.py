@@ -17,6 +17,7 @@ from hvd_autosync.commands.common import (
     refuse_without_effect,
 )
 from hvd_autosync.errors import ConfigurationError, StoreError, TraceFormatError
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import shell_line
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def recurring(
             hint="List the jobs with: hvd-autosync recurring",
         )
     if forget:
-        print(f"deleted {count} runs of job {job}")
+        print(f"deleted {amount(count or 0, 'run')} of job {job}")
     elif export is None:
         _list(traces, job)
 

@@ -17,6 +17,7 @@ from hvd_autosync.commands.common import (
     refuse_without_effect,
 )
 from hvd_autosync.errors import ConfigurationError, TraceFormatError
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable_cell
 
 if TYPE_CHECKING:
@@ -249,6 +250,6 @@ def _content(traces: TraceStore, study_id: str) -> str:
     """Describe the content of a study that would be deleted."""
     try:
         begun = traces.study(study_id).created_at[:16].replace("T", " ")
-        return f" of {begun} UTC with {len(traces.trials(study_id))} trials"
+        return f" of {begun} UTC with {amount(len(traces.trials(study_id)), 'trial')}"
     except TraceFormatError:
         return ", which is damaged"

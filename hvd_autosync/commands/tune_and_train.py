@@ -21,6 +21,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.launch.signals import go_on, stop
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable, shell_line
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def tune_and_train(job: Job, options: Options, train: Train | None = None) -> in
     command = shell_line(redact(job.command))
     ctrl_c = "ends tuning and starts the training, twice stops" if trains else "stops"
     if options.reuse != "only" and not is_tuned(job, options):
-        ranks = f"{job.world_size} rank{'s' * (job.world_size != 1)}"
+        ranks = amount(job.world_size, "rank")
         _say(f"tuning {command} on {ranks}; Ctrl-C {ctrl_c}")
     presses = _Presses()
     try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hvd_autosync.commands.common import StoreOption, StudyArgument, open_store
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
                 yield answer_line(study.record)
                 return
         if now - dead_since > HEARTBEAT_S:
-            count = f"{len(printed)} trial{'s' * (len(printed) != 1)}"
+            count = amount(len(printed), "trial")
             again = study_id in store.interrupted(study_id)
             hint = "run its command again to resume" if again else "it was imported before its end"
             yield f"study {study_id} was interrupted after {count}: {hint}"

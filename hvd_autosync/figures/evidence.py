@@ -16,6 +16,7 @@ from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus, TrialRecord, default_result
+from hvd_autosync.util.amounts import amount
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Evidence:
         if found is None:
             raise StudyError(
                 f"study {self.study.study_id} has no trial {number}",
-                hint=f"It has {len(self.trials)} trials, numbered from 0.",
+                hint=f"It has {amount(len(self.trials), 'trial')}, numbered from 0.",
             )
         return found
 

@@ -15,6 +15,7 @@ from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SCALE, dressed, 
 from hvd_autosync.learner.points import can_vary, encode_all
 from hvd_autosync.search_space import CategoricalKnob, Knob, Strategy, Value
 from hvd_autosync.search_space.restrictions import condition_text
+from hvd_autosync.util.amounts import amount
 
 if TYPE_CHECKING:
     from hvd_autosync.learner.surrogate import Surrogate
@@ -253,7 +254,7 @@ def _too_little(evidence: Evidence) -> str:
     """Return the reason why no model can be fitted; empty if one can."""
     measured = sum(seen.measured for seen in evidence.observations)
     if measured < _FEWEST:
-        return f"{measured} trials have been measured; {_FEWEST} are needed."
+        return f"{amount(measured, 'measured trial')} of the {_FEWEST} that are needed."
     return "" if evidence.space.dimension else "This job has no knob to tune."
 
 

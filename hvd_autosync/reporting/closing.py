@@ -11,6 +11,7 @@ from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus
 from hvd_autosync.traces.location import has_secrets, resolve_location
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.variables import STORE_VARIABLE
 
 
@@ -59,7 +60,7 @@ def ended_line(study: AskTellStudy, earlier: StudyRecord | None = None) -> str:
         space = with_knob_order(study.record, study.history).space or study.space
         what = f"the training runs with the confirmed strategy {space.describe(strategy)}"
     ended = sum(trial.result is not None for trial in study.history)
-    return f"tuning was ended after {ended} trial{'s' * (ended != 1)}: {what}"
+    return f"tuning was ended after {amount(ended, 'trial')}: {what}"
 
 
 def answer_line(study: StudyRecord) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 from hvd_autosync.reporting.words import seconds_text, size_text, step_time_text
 from hvd_autosync.search_space import Link, Links, ModelProfile, Resources, Task
 from hvd_autosync.traces import TrialRecord, default_result
+from hvd_autosync.util.amounts import amount
 
 
 def task_table(task: Task, trials: Sequence[TrialRecord]) -> Table:
@@ -46,7 +47,7 @@ def model_text(model: ModelProfile) -> str:
     largest = max(model.parameters, key=lambda parameter: parameter.size_bytes)
     sparse = sum(parameter.sparse for parameter in model.parameters)
     text = (
-        f"{elements:,} parameters in {len(model.parameters)} tensors, "
+        f"{elements:,} parameters in {amount(len(model.parameters), 'tensor')}, "
         f"{size_text(model.size_bytes)} of gradients per step; "
         f"the largest is {largest.name} with {size_text(largest.size_bytes)}"
     )
@@ -71,4 +72,4 @@ def _distinct_links(links: Links) -> list[tuple[str, Link]]:
 def _cluster_text(resources: Resources) -> str:
     hosts = ", ".join(f"{host.name}:{host.slots}" for host in resources.hosts)
     count = len(resources.hosts)
-    return f"{resources.world_size} ranks on {count} host{'s' if count != 1 else ''} ({hosts})"
+    return f"{amount(resources.world_size, 'rank')} on {amount(count, 'host')} ({hosts})"

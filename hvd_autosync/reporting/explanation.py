@@ -39,6 +39,7 @@ from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.study import problem_of
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable, printable_lines, shell_line
 
 
@@ -161,7 +162,7 @@ def _result(
     elif study.status is StudyStatus.RUNNING:
         ended = sum(trial.result is not None for trial in trials)
         text = (
-            f"None yet: {ended} trials have ended. If its driver was stopped, run the same "
+            f"None yet after {amount(ended, 'trial')}. If its driver was stopped, run the same "
             "horovodrun line to resume it."
         )
         yield Section("Result", (text,))

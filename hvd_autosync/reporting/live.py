@@ -6,6 +6,7 @@ from hvd_autosync.engine.live import Cost
 from hvd_autosync.reporting.words import span_text, speedup_text
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord
+from hvd_autosync.util.amounts import amount
 
 
 def cost_line(study: StudyRecord, cost: Cost) -> str:
@@ -22,10 +23,10 @@ def cost_line(study: StudyRecord, cost: Cost) -> str:
     if lost_s <= 0:
         default = span_text(cost.steps * conclusion.default_s)
         return (
-            f"tuning cost the training no time: its {cost.steps} steps took "
+            f"tuning cost the training no time: its {amount(cost.steps, 'step')} took "
             f"{span_text(cost.spent_s)}, under the default they take {default}"
         )
-    took = f"{span_text(cost.spent_s)} for {cost.steps} steps"
+    took = f"{span_text(cost.spent_s)} for {amount(cost.steps, 'step')}"
     line = f"tuning cost {span_text(lost_s)} of the training: {took}"
     saved_s = conclusion.default_s - conclusion.winner_s
     if conclusion.best is None or saved_s <= 0:

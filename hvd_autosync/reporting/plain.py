@@ -17,6 +17,7 @@ from hvd_autosync.reporting.words import (
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.study.values import Conclusion, Trial
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ class PlainProgress:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.start(study)
         settings = study.settings
-        again = f" resumes after {len(self._tuning.ended)} trials" if resumed else ""
-        limit = f" or {settings.minutes:g} minutes" if settings.minutes is not None else ""
+        again = f" resumes after {amount(len(self._tuning.ended), 'trial')}" if resumed else ""
+        minutes = settings.minutes
+        limit = f" or {amount(minutes, 'minute')}" if minutes is not None else ""
         judged = settings.judged_by
         default_is = f"; its default is the winner of study {judged}" if judged else ""
         self._print(
-            f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each with "
-            f"{steps_text(settings, live=settings.mode == 'live')}; then "
+            f"study {study.study_id}{again}: at most {amount(settings.trials, 'trial')}{limit}, "
+            f"each with {steps_text(settings, live=settings.mode == 'live')}; then "
             f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds of confirmation, which measure the best one or "
             "two strategies and the default in turn"
             f"{default_is}"
@@ -80,7 +82,7 @@ class PlainProgress:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         spent, count = span_text(self._tuning.spent_s), len(self._tuning.ended)
         self._print(
-            f"study {study.study_id} ended after {count} trial{'s' * (count != 1)} in {spent}: "
+            f"study {study.study_id} ended after {amount(count, 'trial')} in {spent}: "
             f"{conclusion.stopped}"
         )
 
@@ -104,7 +106,7 @@ def trial_line(ended: EndedTrial) -> str:
     kind = f"confirm, round {ended.round}" if ended.round else ended.kind
     parts = [f"trial {ended.number} ({kind}):"]
     if ended.status is not TrialStatus.COMPLETED:
-        steps = f" after {ended.time.steps} measured steps" if ended.time else ""
+        steps = f" after {amount(ended.time.steps, 'measured step')}" if ended.time else ""
         parts.append(f"{ended.status.value}{steps},")
     if ended.time is not None:
         parts.append(f"{step_time_text(ended.time)} per step,")

@@ -27,6 +27,7 @@ from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.util.amounts import amount
 
 #: Number of cores of a rank that every rule treats as several.
 _MANY_CORES = 64
@@ -227,11 +228,12 @@ def _plan_text(options: Options, reused: StudyRecord | None, again: str, where: 
 
     trials = min(options.trials, RETUNE_TRIALS) if again else options.trials
     steps = steps_text(settings_of(options), live=bool(where))
-    limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""
+    minutes = options.minutes
+    limit = f" or {amount(minutes, 'minute')}" if minutes is not None else ""
     after = "then stop" if options.tune_only else "then run the job with the winner"
     return (
         f"The plan: {again}measure the default strategy; try other strategies, up to "
-        f"{trials} trials{limit} in all, each with {steps}, "
+        f"{amount(trials, 'trial')}{limit} in all, each with {steps}, "
         "and stop when no further gain is likely; confirm the best in "
         f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds, each with a trial of the default; {after}.{where}"
     )

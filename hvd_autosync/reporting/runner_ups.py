@@ -12,6 +12,7 @@ from hvd_autosync.search_space import SearchSpace, StepTime, Strategy, TrialStat
 from hvd_autosync.study.resumed import at_one_speed, superseded_defaults
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import TrialRecord
+from hvd_autosync.util.amounts import amount
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def _explored(
     if failed:
         why = f"failed when measured again: {failed}"
     elif trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT:
-        why = f"cut short after {own.steps} measured steps: {trial.result.reason}"
+        steps = amount(own.steps, "measured step")
+        why = f"cut short after {steps}: {trial.result.reason}"
     elif high < 1:
         why = "slower than the default"
     elif best is None and not conclusion.comparisons:

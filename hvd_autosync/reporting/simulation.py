@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hvd_autosync.engine.simulation import Range, Simulation
 from hvd_autosync.reporting.words import seconds_text
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable
 
 
@@ -13,12 +14,13 @@ def simulation_text(simulation: Simulation) -> Iterator[str]:
     """Yield the lines of a report."""
     across = simulation.resources.links.across
     hosts = simulation.resources.hosts
-    layout = f"{_count(len(hosts), 'host')} of {_count(hosts[0].slots, 'rank')}"
+    layout = f"{amount(len(hosts), 'host')} of {amount(hosts[0].slots, 'rank')}"
     if len({host.slots for host in hosts}) > 1:
         each = ", ".join(f"{printable(host.name)}:{host.slots}" for host in hosts)
-        layout = f"{simulation.resources.world_size} ranks on {len(hosts)} hosts ({each})"
+        layout = f"{amount(simulation.resources.world_size, 'rank')} on {len(hosts)} hosts ({each})"
     rate = f", {across.bus_bytes_per_s * 8 / 1e9:.3g} Gbit/s" if across is not None else ""
-    yield f"On {layout}{rate}, by a cost model calibrated with {simulation.trials} trials:"
+    trials = amount(simulation.trials, "trial")
+    yield f"On {layout}{rate}, by a cost model calibrated with {trials}:"
     yield f"  default strategy      {_seconds(simulation.default_s)} per step"
     yield f"  without communication {seconds_text(simulation.compute_s)} per step"
     share = 1 - simulation.compute_s / simulation.default_s.value
@@ -45,7 +47,3 @@ def _seconds(time: Range) -> str:
 
 def _times(ratio: Range) -> str:
     return f"{ratio.value:.2f}x ({ratio.low:.2f}x to {ratio.high:.2f}x)"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -24,6 +24,7 @@ from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text,
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Conclusion, Trial
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class TerminalProgress:
         self._tuning.start(study)
         if resumed:
             self._console.print(
-                f"study {study.study_id} resumes after {len(self._tuning.ended)} trials"
+                f"study {study.study_id} resumes after {amount(len(self._tuning.ended), 'trial')}"
             )
         atexit.register(self.close)
         self._live.start()
@@ -101,11 +102,12 @@ class TerminalProgress:
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        count, spent = len(self._tuning.ended), span_text(self._tuning.spent_s)
+        trials = amount(len(self._tuning.ended), "trial")
+        spent = span_text(self._tuning.spent_s)
         self._live.update(
             Group(
                 trials_so_far(self._tuning.ended),
-                f"study {study.study_id}: {count} trials in {spent}; {conclusion.stopped}",
+                f"study {study.study_id}: {trials} in {spent}; {conclusion.stopped}",
             )
         )
         self.close()

@@ -27,6 +27,7 @@ from hvd_autosync.study.resumed import repeated_defaults
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Trial
 from hvd_autosync.traces.speedups import Speedups, is_default
+from hvd_autosync.util.amounts import amount
 
 if TYPE_CHECKING:
     from hvd_autosync.study.study import AskTellStudy
@@ -138,7 +139,7 @@ class TuningProgress:
         if trained:
             return (
                 f"trial {trial.number}: no step after {_SILENT_S:.0f} s, although the script "
-                f"trained in {trained} earlier trial{'s' * (trained != 1)}: the launch is slow "
+                f"trained in {amount(trained, 'earlier trial')}: the launch is slow "
                 "(busy machine), or the strategy hangs; a trial that hangs is ended, and tuning "
                 "continues"
             )

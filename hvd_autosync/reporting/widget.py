@@ -24,6 +24,7 @@ from hvd_autosync.reporting.words import (
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Conclusion, Trial
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable_html
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class WidgetProgress:
         self._title = self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
         self._trials.value = trials_html(self._tuning.ended)
         if resumed:
-            self.on_notice(f"resumes after {len(self._tuning.ended)} trials")
+            self.on_notice(f"resumes after {amount(len(self._tuning.ended), 'trial')}")
         self._raise_if_stopped(study)
 
     def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
@@ -156,7 +157,8 @@ class WidgetProgress:
         self._ended = True
         count, spent = len(self._tuning.ended), span_text(self._tuning.spent_s)
         self._bar.value, self._bar.bar_style = 1.0, "success"
-        self._activity.value = printable_html(f"{count} trials in {spent}; {conclusion.stopped}")
+        text = f"{amount(count, 'trial')} in {spent}; {conclusion.stopped}"
+        self._activity.value = printable_html(text)
         self._best.value = f"<b>{printable_html(answer_line(study.record))}</b>"
 
     def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:

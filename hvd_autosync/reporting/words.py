@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.launch.live_runner import WARMUP_STEPS
 from hvd_autosync.study.confirm import CONFIDENCE, MAX_ROUNDS, MIN_ROUNDS, Comparison
+from hvd_autosync.util.amounts import amount
 
 if TYPE_CHECKING:
     from hvd_autosync.search_space import SearchSpace, StepTime
@@ -97,7 +98,7 @@ def interval_text(low: float, high: float) -> str:
 
 def evidence_text(comparison: Comparison) -> str:
     """Return the interval of a confirmed speed-up and its number of rounds."""
-    rounds = f"{comparison.rounds} round{'s' if comparison.rounds != 1 else ''}"
+    rounds = amount(comparison.rounds, "round")
     return f"{LEVEL} interval {interval_text(comparison.low, comparison.high)}, {rounds}"
 
 
@@ -137,7 +138,7 @@ def steps_text(settings: StudySettings, *, live: bool) -> str:
     """Return the steps of a trial; ``live``: it is a part of the training."""
     warmup = min(settings.warmup, WARMUP_STEPS) if live else settings.warmup
     fewer = " (fewer if steps are long)" if settings.adaptive_steps else ""
-    return f"{warmup} warm-up steps and {settings.steps} measured steps{fewer}"
+    return f"{amount(warmup, 'warm-up step')} and {settings.steps} measured steps{fewer}"
 
 
 def forecast_text(forecast: Forecast) -> str:
@@ -156,9 +157,10 @@ def forecast_text(forecast: Forecast) -> str:
         else ""
     )
     return (
-        f"each trial about {span_text(forecast.trial_s)}{part}; at most {forecast.trials} more "
-        f"trials{judging} and {MIN_ROUNDS} to {MAX_ROUNDS} rounds of confirmation: {whole}; tuning "
-        "stops earlier if further trials cost more time than they are expected to save in a "
+        f"each trial about {span_text(forecast.trial_s)}{part}; at most "
+        f"{amount(forecast.trials, 'more trial')}{judging} and {MIN_ROUNDS} to {MAX_ROUNDS} "
+        f"rounds of confirmation: {whole}; tuning stops earlier if further trials cost more time "
+        "than they are expected to save in a "
         f"training of {forecast.training_s / 3600:g} h (--autosync-expected-hours){stop}"
     )
 

@@ -16,6 +16,7 @@ from hvd_autosync.study.quality_trial import FIRST_SEEDS, ends_of
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
+from hvd_autosync.util.amounts import amount
 
 #: Exploring does not stop for a small expected gain before so many trials, the default's included.
 FEWEST_TRIALS = 4
@@ -40,6 +41,10 @@ class Budget:
         """Seconds that are left of the study's minutes; infinite without a limit."""
         minutes = self._settings.minutes
         return math.inf if minutes is None else 60 * minutes - _spent_s(self._trials)
+
+    @property
+    def _minutes(self) -> str:
+        return amount(self._settings.minutes or 0, "minute")
 
     @property
     def trial_s(self) -> float:
@@ -112,7 +117,7 @@ class Budget:
         """Return why another exploring trial does not fit into the budget; empty if it does."""
         if self.left_s < self.trial_s + self.confirming_s():
             return (
-                f"the {self._settings.minutes:g} minutes leave no time for another trial of "
+                f"the limit of {self._minutes} leaves no time for another trial of "
                 f"{self.trial_s:.0f} s and the confirmation"
             )
         count = max(FEWEST_TRIALS - len(explored(self._trials)), 0)
@@ -133,16 +138,16 @@ class Budget:
         minutes = self._settings.quality_minutes
         left_s = 60 * minutes - _spent_s([t for t in self._trials if t.kind == "quality"])
         if left_s <= 0:
-            return f"the {minutes:g} minutes of quality trials were used"
+            return f"the limit of {amount(minutes, 'minute')} of quality trials is reached"
         least_s = self.judging_s(steps)
         if not self._judging(steps) and least_s > left_s:
             return (
-                f"the first verdict by trials of {steps} steps takes {least_s / 60:.0f} minutes, "
-                f"more than are left of the {minutes:g} of --autosync-quality-minutes"
+                f"the first verdict by trials of {steps} steps takes {least_s / 60:.0f} min, more "
+                f"than is left of {amount(minutes, 'minute')} (--autosync-quality-minutes)"
             )
         if self.left_s < least_s + self.confirming_s():
             return (
-                f"the {self._settings.minutes:g} minutes leave no time for quality trials and the "
+                f"the limit of {self._minutes} leaves no time for quality trials and the "
                 "confirmation"
             )
         return ""
@@ -155,7 +160,7 @@ class Budget:
             saving: Share of a step that the best candidate is expected to save.
         """
         if self.left_s < self.confirming_s(contenders):
-            return f"the {self._settings.minutes:g} minutes leave no time for the confirmation"
+            return f"the limit of {self._minutes} leaves no time for the confirmation"
         cost_s, saved_s = MIN_ROUNDS * contenders * self.cost_s, saving * self.training_s
         if saved_s < cost_s:
             return (

@@ -27,6 +27,7 @@ from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.stage_budget import explored, turn_to_explore
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
+from hvd_autosync.util.amounts import amount
 
 #: Exploring stops if the next trial is expected to save less than this share of a step.
 SMALL_GAIN = 0.01
@@ -217,7 +218,7 @@ class Decision:
         if saved_s < cost_s:
             return (
                 f"another trial costs {cost_s:.0f} s and is expected to save {saved_s:.0f} s of "
-                f"{self._settings.expected_hours:g} hours of training"
+                f"{amount(self._settings.expected_hours, 'hour')} of training"
             )
         return ""
 
@@ -227,7 +228,8 @@ class Decision:
         if self._space.dimension == 0:
             return "no knob can matter for this job"
         if len(explored(self._trials)) >= settings.trials:
-            return f"all {settings.trials} trials were used"
+            alone = settings.trials == 1
+            return "the only trial was used" if alone else f"all {settings.trials} trials were used"
         return self._budget.why_not_explore()
 
     @cached_property

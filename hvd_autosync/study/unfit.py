@@ -6,6 +6,7 @@ from hvd_autosync.errors import DefaultTrialError, ShortJobError
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialStatus
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study.values import StudySettings
+from hvd_autosync.util.amounts import amount
 
 
 def why_unfit(
@@ -29,7 +30,8 @@ def why_unfit(
         return _too_short(result, settings, pays=pays)
     if result.step_time is None and result.status is TrialStatus.CUT_SHORT:
         return ShortJobError(
-            f"the {settings.minutes:g} minutes were used before the job was measured as it is",
+            f"the limit of {amount(settings.minutes or 0, 'minute')} was reached before the job "
+            "was measured as it is",
             hint="Allow more with --autosync-minutes.",
         )
     if result.step_time is not None:
@@ -59,14 +61,14 @@ def _too_short(result: TrialResult, settings: StudySettings, *, pays: bool) -> S
         )
     if result.step_time is None:
         return ShortJobError(
-            f"the script ended after {steps} steps; at least "
+            f"the script ended after {amount(steps, 'step')}; at least "
             f"{settings.warmup + MIN_MEASURED_STEPS} are needed "
             f"({settings.warmup} to warm up, {MIN_MEASURED_STEPS} measured)",
             hint="Let it train longer, or lower --autosync-warmup.",
         )
     if not pays:
         return ShortJobError(
-            f"the script ended by itself after {steps} steps, within its first trial of "
+            f"the script ended by itself after {amount(steps, 'step')}, within its first trial of "
             f"{settings.warmup + settings.steps}: no trial could pay",
             hint="If it will run often, tune it with --autosync-tune-only, or say how long it "
             "trains in all with --autosync-expected-hours.",

@@ -204,7 +204,7 @@ def test_a_lossy_default_of_a_space_file_is_told(tmp_path: Path, fixed: str) -> 
     ("status", "said"),
     [
         (TrialStatus.CRASHED, "fails with the defaults that the space file leaves, .*buckets=4"),
-        (TrialStatus.CUT_SHORT, "the 9 minutes were used"),
+        (TrialStatus.CUT_SHORT, "the limit of 9 minutes was reached"),
     ],
 )
 def test_a_restricted_default_without_a_step_time_says_why(
@@ -449,9 +449,9 @@ def test_no_trial_runs_beyond_the_minutes(tmp_path: Path, measured: int) -> None
         assert forecast.low_s == forecast.high_s == 0
         conclusion = Conclusion.of(study)
         assert conclusion is not None and conclusion.best is None
-        assert "the 1 minutes leave no time" in conclusion.stopped
+        assert "the limit of 1 minute leaves no time" in conclusion.stopped
     else:
-        with pytest.raises(ShortJobError, match="the 1 minutes were used before"):
+        with pytest.raises(ShortJobError, match="the limit of 1 minute was reached before"):
             tune(job, options, MagicMock(), runner=runner)
     (limit_s,) = limits
     assert 0.0 < limit_s <= 60.0

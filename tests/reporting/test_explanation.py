@@ -202,7 +202,7 @@ def test_after_a_rest_the_unchanged_job_is_as_slow_as_the_restricted_default(
 def test_a_running_study_has_no_answer_yet(store: TraceStore, author: Any) -> None:
     author.explore()
     text = shown(store)
-    assert "None yet: 6 trials have ended." in section(text, "Result")
+    assert "None yet after 6 trials." in section(text, "Result")
     assert "crashed" in section(text, "Failed trials")
 
 

@@ -15,11 +15,12 @@ from hvd_autosync.reporting.words import (
     span_text,
     speedup_text,
     step_time_text,
+    steps_text,
 )
 from hvd_autosync.search_space import CATALOGUE, SearchSpace, StepTime, Strategy
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.forecast import Forecast
-from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.values import Conclusion, StudySettings
 
 
 @pytest.mark.parametrize(
@@ -117,3 +118,10 @@ def test_a_forecast_says_what_a_trial_takes_and_how_it_can_be_ended() -> None:
         "each trial about 70 s; at most 19 more trials, at most 8 min of quality trials"
     )
     assert "confirmation: 29 min;" in plain and "Ctrl-C" not in plain
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    forecast = Forecast(70.0, 5.0, 1, 0.0, 500.0, 500.0, 36000.0, trains=False)
+    assert "at most 1 more trial and 3 to 8 rounds" in forecast_text(forecast)
+    settings = StudySettings(warmup=1)
+    assert steps_text(settings, live=False) == "1 warm-up step and 40 measured steps"

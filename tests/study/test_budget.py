@@ -19,4 +19,5 @@ def test_runs_whose_results_were_discarded_use_the_minutes_but_are_not_expected_
     budget = Budget(settings, [twice])
     assert (budget.left_s, budget.trial_s) == (29.0, 11.0)
     quality = replace(twice, kind="quality")
-    assert "minutes of quality trials were used" in Budget(settings, [quality]).why_not_judge(40)
+    why = Budget(settings, [quality]).why_not_judge(40)
+    assert why == "the limit of 0.5 minutes of quality trials is reached"

@@ -231,8 +231,9 @@ def test_judging_ends_when_its_minutes_are_used(tmp_path: Path) -> None:
         one.tell(trial, replace(job.result(trial), total_s=seconds))
     judging = [trial for trial in one.history if trial.kind == "quality"]
     assert len(judging) == 3  # of the four seeds that the default needs
-    assert "the 3 minutes of quality trials were used" in one.conclusion.verdicts[0].reason
-    assert one.conclusion is not None and one.conclusion.winner["compression"] == "none"
+    assert one.conclusion is not None
+    assert "the limit of 3 minutes of quality trials" in one.conclusion.verdicts[0].reason
+    assert one.conclusion.winner["compression"] == "none"
 
 
 def test_nothing_is_judged_if_no_verdict_fits_into_its_minutes(tmp_path: Path) -> None:
@@ -593,7 +594,7 @@ def test_the_minutes_are_kept_with_all_that_is_done(
     assert kinds.count("confirm") == confirmed
     if minutes < 4:
         assert len(kinds) - kinds.count("confirm") == explored
-        assert f"the {minutes:g} minutes leave no time" in conclusion.stopped
+        assert f"the limit of {minutes:g} minutes leaves no time" in conclusion.stopped
     assert (conclusion.best is not None) == (confirmed > 0)
 
 
@@ -729,7 +730,7 @@ def test_trials_of_which_only_the_steps_are_told_use_up_the_minutes(
     assert one.history[0].result.total_s == 50.0
     assert one.ask() is None
     assert one.conclusion is not None
-    assert one.conclusion.stopped.startswith("the 1 minutes leave no time")
+    assert one.conclusion.stopped.startswith("the limit of 1 minute leaves no time")
 
 
 @pytest.mark.parametrize(
