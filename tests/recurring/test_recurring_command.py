@@ -77,7 +77,7 @@ def test_damaged_runs_can_be_forgotten(store: TraceStore, tmp_path: Path, damage
     with sqlite3.connect(tmp_path / "traces.db") as database:
         database.execute("UPDATE hvd_autosync_runs SET result = ?", [damage])
     assert "--forget" in said("abc", status=1)
-    assert "deleted 1 runs of job abc" in said("abc", "--forget", "--yes")
+    assert "deleted 1 run of job abc" in said("abc", "--forget", "--yes")
 
 
 def test_runs_are_deleted_after_consent(store: TraceStore) -> None:
