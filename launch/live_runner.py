@@ -201,11 +201,19 @@ class LiveRunner:
         training: The training.
         begun: The strategy under which it has begun, which the empty one stands for; ``None``: as
             the job says.
+        confirmed: The winner of an earlier tuning, with its parameter classes. It is the best that
+            is known until it is measured again.
     """
 
-    def __init__(self, training: Training, begun: Strategy | None = None) -> None:
+    def __init__(
+        self,
+        training: Training,
+        begun: Strategy | None = None,
+        confirmed: tuple[Strategy, Classes] | None = None,
+    ) -> None:
         self._training = training
         self._begun = begun or Strategy()
+        self._confirmed = confirmed
         #: Of each strategy its last step time, seconds, how it is attached, and its classes.
         self._times: dict[Strategy, tuple[float, Strategy, Classes]] = {}
         self._end: LiveTuningError | None = None
@@ -327,7 +335,12 @@ class LiveRunner:
 
     @property
     def _best(self) -> tuple[Strategy, Classes]:
-        """The strategy with the shortest step time that is known; else that of the beginning."""
+        """The strategy with the shortest step time that is known; else that of the beginning.
+
+        Step times from before a drift are not compared with those after it.
+        """
+        if self._confirmed is not None:
+            return self._confirmed
         nothing: tuple[float, Strategy, Classes] = (math.inf, Strategy(), {})
         return min(self._times.values(), key=lambda each: each[0], default=nothing)[1:]
 
@@ -345,6 +358,8 @@ class LiveRunner:
         if result.status is TrialStatus.CUT_SHORT:
             return
         changed = self._changed(strategy)
+        if self._confirmed is not None and changed == self._changed(self._confirmed[0]):
+            self._confirmed = None
         self._times.pop(changed, None)
         if result.step_time is not None:
             kept = (strategy, classes) if changed else (Strategy(), {})
@@ -358,7 +373,7 @@ class LiveRunner:
         """
         self.remember(spec.strategy, spec.classes, result)
         if not self.lost:
-            self._training.send({"type": "use", **_named(*self._best)})
+            go_on_under(self._training, *self._best)
 
     def _is_untouched(self, strategy: Strategy) -> bool:
         """Return whether the training is under it as its script and its launcher have begun it."""
@@ -376,6 +391,20 @@ class LiveRunner:
 
     def close(self) -> None:
         """Do nothing; the training goes on."""
+
+
+def go_on_under(training: Training, strategy: Strategy, classes: Classes) -> None:
+    """Let the training go on under a strategy for the time being, and know it as the best.
+
+    Args:
+        training: The training.
+        strategy: The strategy.
+        classes: Which parameters are in which class.
+
+    Raises:
+        LiveTuningError: The training has ended.
+    """
+    training.send({"type": "use", **_named(strategy, classes)})
 
 
 def train_under(

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import closing
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from hvd_autosync.engine.compatibility import why_not_admitted, why_not_in_place
 from hvd_autosync.engine.failed_choices import failed_choices, has_lost_training
 from hvd_autosync.engine.forwarding import ForwardingListener
 from hvd_autosync.engine.live_stage import keep_drift
-from hvd_autosync.engine.mode import choices_not_live
+from hvd_autosync.engine.mode import choices_not_live, last_study
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key, tuning_keys
 from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.engine.tuning import Listener, TuningInterrupted, tune
+from hvd_autosync.errors import AutosyncError, LiveTuningError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.launch.live_runner import LiveRunner, Training, train_under
+from hvd_autosync.launch.live_runner import LiveRunner, Training, go_on_under, train_under
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.search_space.exchange_plan import parameter_classes
+from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
+from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.resumed import has_rested
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
@@ -104,6 +107,13 @@ class LiveStudy:
             except TuningInterrupted as end:
                 self._keep_best(end.study)
                 self._training.wait()
+            except LiveTuningError:
+                raise
+            except AutosyncError:
+                if self._kept is not None:
+                    with suppress(LiveTuningError):
+                        go_on_under(self._training, *_winner(self._kept))
+                raise
             drift = self._training.wait("drift")["text"]
             only = self._options.reuse == "only"
             if only or self._ends():
@@ -144,7 +154,9 @@ class LiveStudy:
                 "--autosync-reuse never"
             )
         begun = None if self._judged is None else self._judged.winner
-        with closing(LiveRunner(self._training, begun)) as runner:
+        self._kept = self._kept or self._drifted(begun, unwanted)
+        confirmed = None if self._kept is None else _winner(self._kept)
+        with closing(LiveRunner(self._training, begun, confirmed)) as runner:
 
             def ends() -> bool:
                 runner.check()  # the next choice may take long
@@ -164,6 +176,25 @@ class LiveStudy:
         self._on_switch(study, self._train(study))
         return study
 
+    def _drifted(
+        self, begun: Strategy | None, unwanted: Mapping[str, Collection[Value]]
+    ) -> StudyRecord | None:
+        """Return the study of the job whose steps have drifted, if its winner can be kept here.
+
+        As where the training was started again, because it failed in a trial of the next study.
+
+        Args:
+            begun: The strategy of the launched stage, if any.
+            unwanted: Choices of knobs that shall not be made.
+        """
+        if self._options.reuse == "never":
+            return None
+        with closing(TraceStore(self._options.store)) as store:
+            known, _ = last_study(store, self._job, self._options, begun)
+        if known is None or not known.drift or why_not_admitted(known, self._options):
+            return None
+        return None if why_not_in_place(known, self._fixed, unwanted) else known
+
     def _own_keys(self) -> set[str]:
         """Keys of the studies of this job, also of one without lossy groups or a launched stage."""
         options = self._options
@@ -180,6 +211,12 @@ class LiveStudy:
         train_under(self._training, strategy, context.classes, context.expected_step_s)
         switched = self._training.wait("switched")
         return Cost(switched["step"], switched["steps"], switched["spent_s"])
+
+
+def _winner(study: StudyRecord) -> tuple[Strategy, Classes]:
+    """Return the winner of a study, with its parameter classes."""
+    classes = {} if study.task is None else parameter_classes(study.task.model)
+    return study.winner or Strategy(), classes
 
 
 class _Resuming(ForwardingListener):

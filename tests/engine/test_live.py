@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +28,13 @@ from hvd_autosync.engine.options import Options, options_environment, resolve_op
 from hvd_autosync.engine.replay import verify
 from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.engine.training import TrainingContext
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.engine.tuning import tune
+from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.live_runner import (
     LOST_IN_TRIAL,
+    LiveRunner,
     RanksChanged,
     Training,
     TrainingEnded,
@@ -47,6 +51,7 @@ from hvd_autosync.search_space import (
     SearchSpace,
     Strategy,
     TrialResult,
+    TrialSpec,
     TrialStatus,
     catalogue_knob,
 )
@@ -305,6 +310,55 @@ def test_the_end_of_a_second_tuning_leaves_the_result_of_the_first(tmp_path: Pat
     trained = [each["strategy"] for each in simulated.received if each["type"] == "train"]
     assert trained == [dict(first.winner or {})] * 2 and first.winner
     assert f"keeps the result of study {first.study_id}" in ended_line(second, earlier)
+
+
+def test_a_second_tuning_that_fails_leaves_the_result_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has begun to measure the default, and knows another strategy that is faster."""
+    simulated, runners = SimulatedTraining(drifts=1), list[LiveRunner]()
+
+    def tune_once(*args: Any, runner: LiveRunner, **given: Any) -> StudyRecord:
+        runners.append(runner)
+        if len(runners) == 1:
+            return tune(*args, runner=runner, **given)
+        for buckets in (0, 3):
+            runner.run(TrialSpec("one", Strategy({"buckets": buckets})), Limits(), lambda _: None)
+        raise StoreError("the store is full", hint="Free some space.")
+
+    monkeypatch.setattr(live, "tune", tune_once)
+    study, switches = study_of(simulated, options(tmp_path))
+    with pytest.raises(StoreError, match="the store is full"):
+        study.run()
+    simulated.training.stop("the store is full")
+    while simulated.received[-1]["type"] != "stop":
+        time.sleep(0.001)
+    ((first, _),) = switches
+    switch = next(i for i, each in enumerate(simulated.received) if each["type"] == "train")
+    after = simulated.received[switch + 1 :]
+    assert [each["type"] for each in after] == ["trial", "use"] * 2 + ["use", "stop"]
+    winner = dict(first.winner or {})
+    assert winner.get("buckets")
+    assert all(each["best"]["strategy"] == winner for each in after if each["type"] == "trial")
+    assert all(each["strategy"] == winner for each in after if each["type"] == "use")
+
+
+@pytest.mark.parametrize("reuse", ["auto", "never"])
+def test_a_training_that_is_started_again_after_drift_keeps_the_earlier_winner(
+    tmp_path: Path, reuse: str
+) -> None:
+    """As it does where it has failed in a trial of its second tuning; not if nothing is reused."""
+    chosen = options(tmp_path, reuse=reuse)
+    known = launched_winner(chosen, Strategy({"buckets": 3}))
+    TraceStore(chosen.store).keep_drift(known.study_id, ["steps have become slower"])
+    simulated = SimulatedTraining(dies_in=2)
+    study, _ = study_of(simulated, chosen)
+    with pytest.raises(TrainingLost):
+        study.run()
+    kept = {"buckets": 3} if reuse == "auto" else {}
+    first, second = (each for each in simulated.received if each["type"] == "trial")
+    (use,) = (each for each in simulated.received if each["type"] == "use")
+    assert first["best"]["strategy"] == second["best"]["strategy"] == use["strategy"] == kept
 
 
 def test_trials_that_are_faster_than_the_default_cost_no_time(tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ from hvd_autosync.search_space import (
     TrialSpec,
     TrialStatus,
 )
+from hvd_autosync.search_space.exchange_plan import Classes
 
 FAST = Strategy({"buckets": 3})
+CRASHED = TrialResult(TrialStatus.CRASHED).to_json()
 UNLIMITED = Limits()
 
 
@@ -145,7 +147,11 @@ def test_a_trial_that_was_cut_short_is_not_the_best_so_far(rank: Rank) -> None:
     assert uses == [{}, {}, dict(FAST), dict(FAST)], "not the one that was cut short"
 
 
-def best_after(rank: Rank, *trials: tuple[Strategy, dict[str, Any]]) -> list[dict[str, Any]]:
+def best_after(
+    rank: Rank,
+    *trials: tuple[Strategy, dict[str, Any]],
+    confirmed: tuple[Strategy, Classes] | None = None,
+) -> list[dict[str, Any]]:
     """Run trials with these results; return the strategies with which the training went on."""
     results = iter([each for _, each in trials])
 
@@ -154,7 +160,7 @@ def best_after(rank: Rank, *trials: tuple[Strategy, dict[str, Any]]) -> list[dic
             rank.say(next(results))
 
     rank.answer(react)
-    runner = LiveRunner(rank.training)
+    runner = LiveRunner(rank.training, confirmed=confirmed)
     for strategy, _ in trials:
         run(runner, strategy)
     rank.hang_up()
@@ -169,8 +175,22 @@ def test_a_lucky_measurement_is_refuted_by_later_ones(rank: Rank) -> None:
     assert uses == [{}, dict(FAST), dict(FAST), {}]
 
 
+@pytest.mark.parametrize("again", [result(0.4), {"type": "result", "result": CRASHED}])
+def test_a_confirmed_winner_is_the_best_until_it_has_another_result(
+    rank: Rank, again: dict[str, Any]
+) -> None:
+    """If this tuning fails, the training goes on under it."""
+    slower = Strategy({"buckets": 9})
+    trials = (Strategy(), result(0.3)), (slower, result(0.35)), (FAST, again)
+    confirmed = FAST, {"large": ("w",)}
+    uses = best_after(rank, *trials, confirmed=confirmed)
+    assert uses == [dict(FAST), dict(FAST), {}]
+    first = next(each for each in rank.received if each["type"] == "trial")
+    assert first["best"] == {"strategy": dict(FAST), "classes": {"large": ["w"]}}
+
+
 def test_a_strategy_that_fails_later_is_not_the_best(rank: Rank) -> None:
-    crashed = {"type": "result", "result": TrialResult(TrialStatus.CRASHED).to_json()}
+    crashed = {"type": "result", "result": CRASHED}
     trials = (Strategy(), result(0.2)), (FAST, result(0.1)), (FAST, crashed)
     assert best_after(rank, *trials) == [{}, dict(FAST), {}]
 
