@@ -39,7 +39,7 @@ def tuning():
     live = current.live
     trial = live and live._trial
     return {
-        "watching": bool(live and live._watching),
+        "watching": bool(live and live._after_study.now),
         "ended": bool(live and live._ended),
         "trial": dict(trial.spec.strategy) if trial else None,
         "measured": trial.steps if trial else 0,

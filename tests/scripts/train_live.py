@@ -131,7 +131,7 @@ def last_step():
     if arguments.steps:
         return step + 1 >= arguments.steps
     # Set by all ranks after the same step.
-    if current.live is None or current.live._watching or current.live._ended:
+    if current.live is None or current.live._after_study.now or current.live._ended:
         last_step.more -= 1
     return last_step.more < 0
 

@@ -25,6 +25,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import NotOnAllError, agree_steps, gather_texts
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.reinitialize import CannotReinitializeError, NotNowError
+from hvd_autosync.runtime.live.after_study import AfterStudy
 from hvd_autosync.runtime.live.attach import (
     Attacher,
     has_begun,
@@ -44,7 +45,6 @@ from hvd_autosync.runtime.live.optimizers import Optimizers
 from hvd_autosync.runtime.live.refusal import hand_over
 from hvd_autosync.runtime.live.step_clock import StepClock
 from hvd_autosync.runtime.live.vanished import Vanished
-from hvd_autosync.runtime.measure.drift import DriftWatch
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
@@ -122,8 +122,7 @@ class LiveTuning(JoinHook):
         self._clock = StepClock(perf_counter())
         self._untypical = False
         self.failed = False
-        #: Whether the study has ended, and the training is watched for drift.
-        self._watching, current.watch = False, None
+        self._after_study = AfterStudy(self._drifted)
 
     # Events of the training
 
@@ -191,13 +190,14 @@ class LiveTuning(JoinHook):
         self._steps = most
 
     def _end_step(self) -> None:
+        typical, self._untypical = not self._untypical, False
+        self._after_study.end_step(typical=typical)
         if self._ended:
             return
         self._steps += 1
         self.failed = False
         self._thread = self._thread or threading.get_ident()
         now = perf_counter()
-        typical, self._untypical = not self._untypical, False
         self._clock.end_step(now, typical=typical)
         if self._trial is not None:
             self._trial.end_step(typical=typical)
@@ -244,7 +244,8 @@ class LiveTuning(JoinHook):
             if message := self._postponed or agreed.message:
                 self._try_to_obey(message)
         if not self._ended:
-            wait = agreed.wait_steps if self._watching else min(agreed.wait_steps, _MOST_STEPS)
+            most = _WATCH_EVERY if self._after_study.now else _MOST_STEPS
+            wait = min(agreed.wait_steps, most)
             if self._trial is not None:
                 wait = self._trial.next_boundary(wait)
             self._boundary_at = self._steps + wait
@@ -256,7 +257,7 @@ class LiveTuning(JoinHook):
 
     def _wait_steps(self) -> int:
         """Steps until rank 0 asks for messages again."""
-        if self._watching:
+        if self._after_study.now:
             return _WATCH_EVERY
         return self._clock.steps_in(_ASK_EVERY_S, most=_MOST_STEPS) if self._begun else 1
 
@@ -376,12 +377,10 @@ class LiveTuning(JoinHook):
 
     def _train(self, expected_step_s: float) -> None:
         """The study has ended: only watch the steps from now on."""
-        self._watching = True
         spent_s, steps = self._clock.spent_s(perf_counter()), self._clock.steps
         switched = {"type": "switched", "step": self._steps, "steps": steps, "spent_s": spent_s}
         self._send(lambda: switched)
-        if expected_step_s > 0:
-            current.watch = DriftWatch(expected_step_s, "", on_drift=self._drifted)
+        self._after_study.begin(expected_step_s)
 
     def lossy_ended(self) -> None:
         """The loss guard has ended what is lossy; on all ranks in the same step.
@@ -398,8 +397,8 @@ class LiveTuning(JoinHook):
 
     def _search_again(self) -> None:
         """A trial begins, or the measurement of the links; it may be the first after drift."""
-        if self._watching:
-            self._watching, current.watch = False, None
+        if self._after_study.now:
+            self._after_study.end()
             self._clock.begin_tuning(perf_counter())
 
     def _script_ended(self) -> None:
@@ -424,6 +423,7 @@ class LiveTuning(JoinHook):
         """End the tuning without a conclusion."""
         self._ended = True
         if self._strategy in (Strategy(), current.strategy):  # its step time may be known
+            self._after_study.end()
             current.watch = self.watch
         if rank() == 0:
             what = "live tuning has ended" if self._clock.tuned else "this training is not tuned"

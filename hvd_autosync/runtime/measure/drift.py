@@ -1,7 +1,8 @@
 """Detects when the steps of a real training have become slower or faster permanently.
 
-Each rank watches itself only: no collective is added to the script's. Medians over windows of steps
-are compared with what tuning measured, and the compute time (without waiting) with that at the
+Each rank watches itself only: no collective is added to the script's. Trimmed means over windows of
+steps are compared with what tuning measured, which is such a mean, too: the median of steps of
+several lengths is another number. The compute time (without waiting) is compared with that at the
 beginning of this training. Rank 0 reports slower steps, and any rank reports that it computes more
 slowly: if none does, the network remains as the cause. With accelerators, and in scripts that
 reduce by hand, it is not known which rank waits for which; there only rank 0 reports. It reports
@@ -14,7 +15,7 @@ import contextlib
 import socket
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
-from hvd_autosync.search_space.trial import DRIFT_FILE
+from hvd_autosync.search_space.trial import DRIFT_FILE, StepTime
 from hvd_autosync.util.print_line import print_line
 
 #: A window has at least this many steps and lasts at least this many seconds.
@@ -39,7 +40,7 @@ class Level:
     """One quantity: its expected value, and whether it has left that permanently.
 
     Args:
-        expected: The expected value, seconds; ``None``: the median of the beginning.
+        expected: The expected value, seconds; ``None``: that of the beginning.
 
     Attributes:
         expected: The expected value, once it is known.
@@ -50,8 +51,8 @@ class Level:
         self._warm = False
         self._recent: deque[float] = deque(maxlen=FOR_GOOD)
 
-    def moved(self, median: float) -> float | None:
-        """Take the median of the next window.
+    def moved(self, value: float) -> float | None:
+        """Take the value of the next window.
 
         Returns:
             The current level if it is permanently higher or lower, else ``None``.
@@ -59,7 +60,7 @@ class Level:
         if not self._warm:
             self._warm = True
             return None
-        self._recent.append(median)
+        self._recent.append(value)
         if self.expected is None and len(self._recent) == _BEGINNING:
             self.expected = statistics.median(self._recent)
         if self.expected is None or len(self._recent) < FOR_GOOD:
@@ -79,6 +80,8 @@ class DriftWatch:
         clock: Returns seconds.
         window_s: Shortest window, seconds.
         on_drift: Called on rank 0 with the report.
+        counts: Whether it finds out what the training's steps are; if not, each is told it by
+            :meth:`end_step`.
     """
 
     def __init__(
@@ -89,8 +92,10 @@ class DriftWatch:
         clock: Callable[[], float] = perf_counter,
         window_s: float = _WINDOW_S,
         on_drift: Callable[[str], None] = lambda _: None,
+        *,
+        counts: bool = True,
     ) -> None:
-        self._on_drift = on_drift
+        self._on_drift, self._counts = on_drift, counts
         self._expected_s, self._folder, self._round_steps = expected_s, folder, round_steps
         self._clock, self._window_s = clock, window_s
         self._classifier = StepClassifier()
@@ -99,6 +104,8 @@ class DriftWatch:
         #: For each round of the window, per step: total time, and time without waiting.
         self._step_s: list[float] = []
         self._own_s: list[float] = []
+        #: Rounds of the window that have a step unlike the others.
+        self._untypical: set[int] = set()
         self._step, self._own = Level(expected_s), Level()
         self._reported = False
         self._reported_own = torch.cuda.is_available()  # synchronize() waits for the device too
@@ -109,17 +116,25 @@ class DriftWatch:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
-        if self._classifier.is_step(optimizer):
-            self._end_step()
+        if self._counts and self._classifier.is_step(optimizer):
+            self.end_step()
 
     def mark(self) -> None:
         """The script marks the end of a step; it may wait anywhere, because it reduces by hand."""
         self._classifier.marked = True
         self._reported_own = True
-        self._end_step()
+        if self._counts:
+            self.end_step()
 
-    def _end_step(self) -> None:
+    def end_step(self, *, typical: bool = True) -> None:
+        """End a step.
+
+        Args:
+            typical: Whether it is like the others: no evaluation, no checkpoint, no new epoch.
+        """
         self._steps += 1
+        if not typical:
+            self._untypical.add(len(self._step_s))
         if self._steps % self._round_steps:
             return
         now = self._clock()
@@ -133,8 +148,8 @@ class DriftWatch:
             self._window_began = self._round_began = self._clock()
 
     def _end_window(self) -> None:
-        step, own = map(statistics.median, (self._step_s, self._own_s))
-        self._step_s, self._own_s = [], []
+        step, own = (self._mean_s(each) for each in (self._step_s, self._own_s))
+        self._step_s, self._own_s, self._untypical = [], [], set()
         moved, computing = self._step.moved(step), self._own.moved(own)
         slower = moved is not None and moved > self._expected_s
         if moved is not None and slower and computing is not None and not self._reported_own:
@@ -166,3 +181,8 @@ class DriftWatch:
             if self._folder:
                 with contextlib.suppress(OSError):  # the driver may be on another host
                     Path(self._folder, DRIFT_FILE).write_text(text)
+
+    def _mean_s(self, rounds: Sequence[float]) -> float:
+        """Return the step time as tuning takes it, from what each round of the window took."""
+        typical = [each for i, each in enumerate(rounds) if i not in self._untypical]
+        return StepTime.from_steps(typical if 2 * len(typical) >= len(rounds) else rounds).mean_s

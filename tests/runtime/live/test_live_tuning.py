@@ -438,6 +438,27 @@ def test_a_training_whose_tuning_has_no_result_is_watched_as_it_began(
     assert seen[0] is None and (seen[-1] is known) is watched
 
 
+def test_the_steps_that_are_watched_for_drift_are_those_of_the_trials(
+    attached: Attached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of another optimizer, which may be the first to step after the study."""
+    monkeypatch.setattr(current, "watch", None)
+    second = Optimizer()
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        for _ in range(5 * (number > 1)):
+            watch = current.watch
+            tuning.optimizer_stepped(second)
+            if watch is not None:
+                watch.optimizer_stepped(second)
+
+    helper = Helper(trial(FAST), {"type": "train", "expected_step_s": 0.1, **named(FAST)})
+    train(attached, helper, lambda _: [300], before_step=before)
+    (switched,) = (each for each in helper.sent if each["type"] == "switched")
+    assert current.watch is not None
+    assert current.watch._steps == 300 - switched["step"]
+
+
 def test_a_training_that_cannot_be_tuned_is_watched_as_it_began(
     attached: Attached, monkeypatch: pytest.MonkeyPatch
 ) -> None:

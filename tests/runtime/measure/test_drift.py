@@ -12,7 +12,7 @@ import pytest
 
 from hvd_autosync.runtime.measure import drift
 from hvd_autosync.runtime.measure.drift import FOR_GOOD, DriftWatch, Level
-from hvd_autosync.search_space.trial import DRIFT_FILE
+from hvd_autosync.search_space.trial import DRIFT_FILE, StepTime
 
 WINDOW = 64
 
@@ -217,6 +217,42 @@ def test_steps_of_a_second_optimizer_are_none(
         training.watch.optimizer_stepped(second)
     (text,) = said()
     assert text.startswith("steps have become slower: 1000 ms")
+
+
+@pytest.mark.parametrize("lengths", [[0.05] * 3 + [0.25], [0.2, 0.2, 0.01]])
+def test_steps_of_several_lengths_are_no_news_until_they_become_slower(
+    lengths: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """As of an alternation of batches; tuning has measured the mean of all."""
+    training = Training(tmp_path, monkeypatch)
+    measured_s = StepTime.from_steps(lengths * 10).mean_s
+    training.watch = DriftWatch(measured_s, "", clock=lambda: training.now)
+    for factor in (1.0, 1.5):
+        assert said() == []
+        for _ in range(20 * WINDOW):
+            for length in lengths:
+                training.now += factor * length
+                training.watch.optimizer_stepped(training.optimizer)
+    _, text = said()  # the rank computes more slowly, too
+    assert numbers(text, "steps have become slower: (.*) ms, tuning measured (.*) ms; ") == [
+        pytest.approx(1.5e3 * measured_s, rel=0.05),
+        pytest.approx(1e3 * measured_s, rel=0.05),
+    ]
+
+
+def test_steps_that_trials_leave_out_are_left_out_unless_they_are_the_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    training = Training(tmp_path, monkeypatch)
+    training.watch = DriftWatch(0.1, "", clock=lambda: training.now, counts=False)
+    for every in (5, 1):
+        assert said() == []
+        for step in range(20 * WINDOW):
+            unlike = step % every == 0
+            training.now += 0.4 if unlike else 0.1
+            training.watch.end_step(typical=not unlike)
+    _, text = said()
+    assert text.startswith("steps have become slower: 400 ms")
 
 
 def test_faster_steps_are_reported_once_and_no_rank_is_slow(
