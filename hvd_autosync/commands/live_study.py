@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -22,6 +21,7 @@ from hvd_autosync.errors import AutosyncError, LiveTuningError
 from hvd_autosync.runtime.live.notes import has_note, leave_note
 from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.log import start_log
+from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.printable import printable
 from hvd_autosync.util.variables import (
     END_TUNING_NOTE,
@@ -255,4 +255,4 @@ def _after(seconds: float, function: Callable[[], None]) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"hvd-autosync: {printable(line)}", file=sys.stderr, flush=True)
+    print_line(printable(line))

@@ -6,7 +6,6 @@ How long a trial has hung before it was ended does not count among these.
 
 from __future__ import annotations
 
-import sys
 import time
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -19,6 +18,7 @@ from hvd_autosync.errors import StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.util.amounts import amount
+from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.printable import printable, shell_line
 from hvd_autosync.util.variables import RESTARTED_VARIABLE
 
@@ -109,4 +109,4 @@ def _failed_in_trial(
 
 
 def _say(line: str) -> None:
-    print(f"hvd-autosync: {printable(line)}", file=sys.stderr, flush=True)
+    print_line(printable(line))
