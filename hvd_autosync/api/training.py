@@ -16,6 +16,7 @@ from hvd_autosync.engine.training import REFUSAL_FILE
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job, job_environment
 from hvd_autosync.launch.signals import signals_deferred
+from hvd_autosync.runtime.live.notes import read_note
 from hvd_autosync.traces.location import data_folder
 from hvd_autosync.util.printable import printable
 from hvd_autosync.util.program import run_main
@@ -111,10 +112,7 @@ class Training:
         return self._note(TUNING_ENDED_NOTE)
 
     def _note(self, name: str) -> str:
-        try:
-            return Path(self._folder.name, name).read_text()
-        except FileNotFoundError:
-            return ""
+        return read_note(Path(self._folder.name, name))
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end of the training; an interrupt of the kernel ends only the waiting.

@@ -18,6 +18,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.launch.signals import stop_if_asked
 from hvd_autosync.runtime.driver.environment import worker_environment
+from hvd_autosync.runtime.live.notes import read_note
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.records import Real, Record
@@ -246,7 +247,7 @@ def run_live_training(
         if may_refuse:
             environment[REFUSAL_VARIABLE] = str(refusal)
         status, number = _run(job, strategy, environment, on_signal=stopped.touch)
-        reason = refusal.read_text() if refusal.exists() else ""
+        reason = read_note(refusal)
         may_have_rank_0 = job.hosts if job.elastic else job.hosts[:1]
         begun = (folder / BEGUN_NOTE).exists() or any(
             host in remote_hosts(job) for host in may_have_rank_0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hvd_autosync.runtime.collectives.agreement import agree_any
 from hvd_autosync.runtime.collectives.operations import rank
+from hvd_autosync.runtime.live.notes import write_note
 
 
 def hand_over(path: str, reason: str) -> bool:
@@ -21,7 +22,7 @@ def hand_over(path: str, reason: str) -> bool:
     written = bool(path)
     if written and rank() == 0:
         try:
-            Path(path).write_text(reason)
+            write_note(Path(path), reason)
         except OSError:  # such as a full disk
             written = False
     return not any(agree_any([not written], "live.refusal"))
