@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import IO, Any, NoReturn
 
 from hvd_autosync.errors import LiveTuningError
@@ -253,9 +254,9 @@ class LiveRunner:
         self.check()
         if spec.probe:
             return self._probe(spec, progress)
-        fields = json.loads(spec.to_json())
         if not spec.profile:
-            fields["warmup_steps"] = min(spec.warmup_steps, WARMUP_STEPS)
+            spec = replace(spec, warmup_steps=min(spec.warmup_steps, WARMUP_STEPS))
+        fields = json.loads(spec.to_json())
         going_on = {"best": _named(*self._best), "left_s": limits.total_s}
         self._begun_trial = False
         self._training.send({"type": "trial", "spec": fields, **going_on})

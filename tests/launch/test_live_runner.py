@@ -27,6 +27,7 @@ from hvd_autosync.launch.live_runner import (
     TrainingLost,
     train_under,
 )
+from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.search_space import (
     Host,
     RankReport,
@@ -216,6 +217,19 @@ def test_few_steps_warm_up(rank: Rank) -> None:
     rank.hang_up()
     trials = [message["spec"] for message in rank.received if message["type"] == "trial"]
     assert [each["warmup_steps"] for each in trials] == [10, 3], "the first one is the first"
+
+
+def test_progress_is_that_of_the_steps_that_are_made(rank: Rank) -> None:
+    def react(_: dict[str, Any]) -> None:
+        rank.say({"type": "step", "steps": 3})
+        rank.say(result(0.1))
+
+    rank.answer(react)
+    seen: list[TrialProgress] = []
+    runner = LiveRunner(rank.training)
+    runner.run(spec(warmup_steps=10, measured_steps=20), Limits(), seen.append)
+    (at_third,) = {(each.phase, each.of) for each in seen if each.steps == 3}
+    assert at_third == ("measuring", 23)
 
 
 def test_a_trial_knows_the_time_that_is_left(rank: Rank) -> None:

@@ -184,6 +184,7 @@ class LiveTrial:
             self._restarts += 1
             self.recorder, self.profile = Recorder(), None
             self._untypical.clear()
+            self._partial.clear()
             return True
         self._partial |= set(range(max(self.steps - apart, 0), self.steps))
         return False

@@ -43,3 +43,16 @@ def test_steps_that_some_ranks_have_not_made_are_never_measured() -> None:
     for report in result.ranks:
         assert list(report.step_s) == [0.01] * (WARMUP + MEASURED)
     assert result.step_time.mean_s == pytest.approx(0.01)
+
+
+def test_a_trial_that_begins_again_counts_its_steps_from_there() -> None:
+    """Ranks had lacked steps of the beginning before, and one in which profiling begins."""
+    spec = TrialSpec("t", Strategy(), warmup_steps=10, measured_steps=MEASURED, profile=True)
+    trial = LiveTrial(spec, perf_counter(), float("inf"))
+    make_steps(trial, 4)
+    assert not trial.all_joined(0, 2)
+    make_steps(trial, 2)
+    assert trial.all_joined(0, 2)
+    assert trial.steps == 0
+    make_steps(trial, 10 + MEASURED)
+    assert trial.over and len(trial.measured) == MEASURED
