@@ -44,6 +44,8 @@ _LEAST_SILENCE_S = 180.0
 _REPORT_S = 0.2
 #: Longest time between the end of rank 0 and the word that the job was stopped, seconds.
 _STOPPED_S = 0.6
+#: Longest wait for the last word of a rank 0 that has ended, seconds.
+_LAST_WORD_S = 0.5
 #: Most of the time between two looks at rank 0 that counts, seconds: in a longer one this process
 #: was stopped, too, as where a batch system suspends a job.
 _LONGEST_LOOK_S = 5.0
@@ -149,10 +151,14 @@ class Training:
         """End rank 0, which hangs: its launcher ends all ranks then, or goes on without it."""
         self._on_end = lambda: None  # this takes its time, and is to be recorded
         for number in (signal.SIGTERM, signal.SIGKILL):
+            if os.getppid() != self._parent:  # its number may be another process's by now
+                return
             with contextlib.suppress(ProcessLookupError):
                 if self.process:  # 0 would be this process's own group
                     os.kill(self.process, number)
-            time.sleep(_GRACE_S)
+            until = time.monotonic() + _GRACE_S
+            while os.getppid() == self._parent and time.monotonic() < until:
+                time.sleep(min(_REPORT_S, _GRACE_S))
 
     def wait(self, *kinds: str, waiting: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the next message of these types.
@@ -172,8 +178,10 @@ class Training:
             try:
                 message = self._queue.get(timeout=_REPORT_S)
             except queue.Empty:
-                # Children of a rank that was killed may hold its end of the pipe open.
+                # Children of a rank that was killed may hold its end of the pipe open. But its last
+                # word may still be in there, where this process was stopped meanwhile.
                 if os.getppid() != self._parent:
+                    self._reader.join(_LAST_WORD_S)
                     self._queue.put(None)
                 waiting()
                 continue

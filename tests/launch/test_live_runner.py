@@ -384,6 +384,57 @@ def test_the_end_of_a_killed_rank_does_not_end_the_helper_before_the_hang_is_rec
     assert not ended
 
 
+def test_a_hanging_rank_that_ends_by_the_first_signal_gets_no_second(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another process's then; and the hang is recorded at once."""
+    signalled: list[int] = []
+    parent = os.getppid()
+
+    def kill(_: int, number: int) -> None:
+        signalled.append(number)
+        monkeypatch.setattr(live_runner.os, "getppid", lambda: parent + 1)
+
+    rank.say({"type": "begin", "process": parent})
+    rank.training.wait("begin")
+    monkeypatch.setattr(live_runner.os, "kill", kill)
+    monkeypatch.setattr(live_runner.time, "sleep", lambda _: None)
+    rank.training.kill()
+    assert signalled == [signal.SIGTERM]
+
+
+class Late:
+    """Lines of rank 0 that are read only after its end was seen."""
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        self._messages = messages
+        self.readable = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.readable.wait()
+        for message in self._messages:
+            yield json.dumps(message).encode() + b"\n"
+
+
+def test_the_last_word_of_a_rank_is_read_though_its_end_was_seen_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where this process was suspended: the end of the script is no failure of a strategy."""
+    late = Late({"type": "end", "steps": 7})
+    ours = os.getppid()
+
+    def getppid() -> int:
+        threading.Timer(0.1, late.readable.set).start()
+        return ours + 1
+
+    with open(os.devnull, "wb") as sent:
+        training = Training(late, sent)  # type: ignore[arg-type]
+        monkeypatch.setattr(live_runner.os, "getppid", getppid)
+        with pytest.raises(TrainingEnded):
+            training.wait()
+    assert training.steps == 7
+
+
 def test_before_it_has_begun_no_process_is_signalled(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
