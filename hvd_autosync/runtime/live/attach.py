@@ -12,7 +12,7 @@ from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
 from hvd_autosync.runtime.collectives.initialization import variables_read
-from hvd_autosync.runtime.collectives.operations import all_ranks, size
+from hvd_autosync.runtime.collectives.operations import all_ranks, rank, size
 from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, reinitialize
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.live.memory import free_bytes
@@ -143,6 +143,23 @@ def with_remedy(reason: str) -> str:
         return f"{reason}; it keeps the strategy that launched trials have found"
     possible = size() > 1 and not is_elastic(os.environ)
     return f"{reason}; tune it with --autosync-mode launched" if possible else reason
+
+
+def why_not(optimizers: Sequence[Any], barred: str, own_because: str, *, has_helper: bool) -> str:
+    """Return why this rank cannot be tuned live; empty if it can.
+
+    Args:
+        optimizers: The wrapped optimizers of the script.
+        barred: Why it is not to be; empty: it is.
+        own_because: Why an optimizer is Horovod's own, on all ranks; empty: none has to be.
+        has_helper: Whether it has started the process that tunes.
+    """
+    if size() == 1:
+        return "the job has a single rank, which synchronizes with no other"
+    if rank() == 0 and not has_helper:
+        return "rank 0 has not started the process that tunes"
+    problem = not_switchable(optimizers)
+    return barred or (problem and (own_because or problem))
 
 
 def refused(own: str, optimizers: Sequence[Any]) -> str:

@@ -23,17 +23,17 @@ from typing import Any
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import NotOnAllError, agree_steps, gather_texts
-from hvd_autosync.runtime.collectives.operations import rank, size
+from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.collectives.reinitialize import CannotReinitializeError, NotNowError
 from hvd_autosync.runtime.live.after_study import AfterStudy
 from hvd_autosync.runtime.live.attach import (
     Attacher,
     has_begun,
-    not_switchable,
     of_some_ranks,
     refused,
     switchable,
     switchable_on_all,
+    why_not,
     with_remedy,
 )
 from hvd_autosync.runtime.live.boundary import meet
@@ -282,21 +282,14 @@ class LiveTuning(JoinHook):
         if is_elastic(os.environ):
             self._optimizers.forget_dropped()
         hosts = gather_texts(socket.gethostname(), "live.hosts")
-        if reason := refused(self._why_not(), self.living()):
+        helps = self._helper is not None
+        own = why_not(self.living(), self.barred, self.own_because, has_helper=helps)
+        if reason := refused(own, self.living()):
             self._refuse(reason)
             return
         reinitializes = self._attacher.reinitializes()
         self._send(lambda: begin_message(hosts, reinitializes=reinitializes))
         self._clock.begin_tuning(perf_counter())
-
-    def _why_not(self) -> str:
-        """Return why this rank cannot be tuned live; empty if it can."""
-        if size() == 1:
-            return "the job has a single rank, which synchronizes with no other"
-        if rank() == 0 and self._helper is None:
-            return "rank 0 has not started the process that tunes"
-        problem = not_switchable(self.living())
-        return self.barred or (problem and (self.own_because or problem))
 
     def _try_to_obey(self, message: Message) -> None:
         try:
