@@ -187,6 +187,7 @@ class LiveTuning(JoinHook):
             if self._trial.all_joined(most - self._steps, most - least):
                 self.profiling.close()
             self._trial.recorder.restart_clock()
+        self._clock.restart(perf_counter())
         self._steps = most
 
     def _end_step(self) -> None:
@@ -335,6 +336,7 @@ class LiveTuning(JoinHook):
         fields: dict[str, Any] = {"profile": trial.profile, "owned": self._optimizers.fixed}
         result = trial.result(status, reason, device=device, **fields)
         self._trial = None
+        self.profiling.close()
         self.vanished.trial_ends(measured=status.measured)
         if result is not None:
             self._send(lambda: {"type": "result", "result": result.to_json()})
@@ -414,7 +416,8 @@ class LiveTuning(JoinHook):
 
     def _end(self, reason: str) -> None:
         """End the tuning without a conclusion."""
-        self._ended = True
+        self._ended, self._trial = True, None
+        self.profiling.close()
         if self._strategy in (Strategy(), current.strategy):  # its step time may be known
             self._after_study.end()
             current.watch = self.watch

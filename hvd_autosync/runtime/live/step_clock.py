@@ -39,6 +39,10 @@ class StepClock:
             self.steps += 1
         self._last = now
 
+    def restart(self, now: float) -> None:
+        """Restart the current step: what was before, as a wait in ``join()``, is in none."""
+        self._last = now
+
     def end_boundary(self, now: float) -> None:
         """What followed the step has ended; the next step begins."""
         self._spent_s += now - self._last

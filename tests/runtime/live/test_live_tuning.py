@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.agreement import on_all
+from hvd_autosync.runtime.collectives.agreement import agree_steps, on_all
 from hvd_autosync.runtime.collectives.operations import join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.collectives.reinitialize import NotNowError
@@ -261,6 +261,64 @@ def test_the_model_is_profiled_where_ranks_have_no_step_in_which_that_begins_or_
     assert attached.tunings[0].profiling.profiler is None
     for report in result.ranks:
         assert all(seconds > 0 for seconds in report.step_s), "all steps were made by all ranks"
+
+
+def test_profiling_ends_with_its_trial(attached: Attached) -> None:
+    """Though ranks always lack the step in which it would: its hooks must not stay."""
+    message = trial(Strategy(), measured=20)
+    message["spec"] |= {"profile": True, "warmup_steps": 10}
+    helper = Helper(message)
+    begun: list[int] = []
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if tuning.profiling.profiler is not None:
+            begun.append(number)
+
+    train(attached, helper, lambda rank: [8 + 4 * rank] * 8 + [60], before_step=before)
+    (result,) = helper.results()
+    assert begun and result.profile is None
+    assert attached.tunings[0].profiling.profiler is None
+
+
+def test_profiling_ends_with_the_tuning(attached: Attached) -> None:
+    """Also where the loss guard ends it in that trial."""
+    message = trial(Strategy(), measured=20)
+    message["spec"] |= {"profile": True, "warmup_steps": 10}
+    begun: list[int] = []
+
+    def fall_back(tuning: LiveTuning, _: Optimizer, number: int) -> None:
+        if tuning._trial is not None and tuning._trial.steps == 7:
+            begun.append(tuning.profiling.profiler is not None)
+            tuning.lossy_ended()
+
+    train(attached, Helper(message), lambda _: [60], before_step=fall_back)
+    assert any(begun) and not all(begun), "on rank 0"
+    assert attached.tunings[0].profiling.profiler is None
+    assert attached.tunings[0]._trial is None
+
+
+def test_a_wait_in_join_is_no_cost_of_the_tuning(
+    attached: Attached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training waits there without it, too, where no loader begins an epoch after it."""
+    now = [0.0]
+
+    def takes(seconds: float) -> None:
+        now[0] += seconds if rank() == 0 else 0.0
+
+    def agree(steps: int, name: str) -> int:
+        takes(30.0)
+        return agree_steps(steps, name)
+
+    monkeypatch.setattr(live_tuning, "agree_steps", agree)
+    for module in (live_trial, live_tuning):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    end = {"type": "train", "expected_step_s": 0.0, **named(Strategy())}
+    helper = Helper(trial(FAST, measured=40), end)
+    train(attached, helper, lambda _: [8] * 20, before_step=lambda *_: takes(0.1))
+    (switched,) = (each for each in helper.sent if each["type"] == "switched")
+    assert switched["steps"] > 40
+    assert switched["spent_s"] == pytest.approx(0.1 * switched["steps"])
 
 
 def test_a_strategy_for_which_some_rank_has_no_port_is_the_result(attached: Attached) -> None:
