@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.live.helper import Message
 from hvd_autosync.runtime.measure.drift import DriftWatch
 
 
@@ -14,15 +15,15 @@ class AfterStudy:
     A watch that looked for the training's steps by itself could take another optimizer's for them.
 
     Args:
-        on_drift: Called on rank 0 with the report of a drift.
+        send: Composes a message for the helper where there is one, and sends it.
 
     Attributes:
         now: Whether the study has ended.
     """
 
-    def __init__(self, on_drift: Callable[[str], None]) -> None:
+    def __init__(self, send: Callable[[Callable[[], Message]], None]) -> None:
         self.now = False
-        self._on_drift = on_drift
+        self._send = send
         self._watch: DriftWatch | None = None
         current.watch = None
 
@@ -35,7 +36,7 @@ class AfterStudy:
         self.now = True
         if expected_step_s > 0:
             current.watch = self._watch = DriftWatch(
-                expected_step_s, "", on_drift=self._on_drift, counts=False
+                expected_step_s, "", on_drift=self._drifted, counts=False
             )
 
     def end(self) -> None:
@@ -51,3 +52,7 @@ class AfterStudy:
         """
         if self._watch is not None and current.watch is not None:  # the loss guard ends it
             self._watch.end_step(typical=typical)
+
+    def _drifted(self, text: str) -> None:
+        """Steps have become slower or faster for good, as rank 0 has seen."""
+        self._send(lambda: {"type": "drift", "text": text})

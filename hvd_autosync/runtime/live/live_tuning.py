@@ -25,6 +25,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import NotOnAllError, agree_steps, gather_texts
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.collectives.reinitialize import CannotReinitializeError, NotNowError
+from hvd_autosync.runtime.collectives.standstill import signals_wait
 from hvd_autosync.runtime.live.after_study import AfterStudy
 from hvd_autosync.runtime.live.attach import (
     Attacher,
@@ -36,7 +37,7 @@ from hvd_autosync.runtime.live.attach import (
     why_not,
     with_remedy,
 )
-from hvd_autosync.runtime.live.boundary import meet
+from hvd_autosync.runtime.live.boundary import Agreement, meet
 from hvd_autosync.runtime.live.helper import Helper, Message, begin_message, strategy_of
 from hvd_autosync.runtime.live.helper_line import HelperLine
 from hvd_autosync.runtime.live.live_trial import LiveTrial
@@ -122,7 +123,7 @@ class LiveTuning(JoinHook):
         self._clock = StepClock(perf_counter())
         self._untypical = False
         self.failed = False
-        self._after_study = AfterStudy(self._drifted)
+        self._after_study = AfterStudy(self._send)
 
     # Events of the training
 
@@ -206,16 +207,16 @@ class LiveTuning(JoinHook):
             self.profiling.step_ends()
             self._trial.profile_when_due(self.profiling, self.living)
         if self._steps >= self._boundary_at:
-            self._meet()
+            self._act(self._meet())
         self._clock.end_boundary(perf_counter())
         if self._trial is not None:
             self._trial.recorder.restart_clock()
 
     # Boundaries
 
-    def _meet(self) -> None:
+    def _meet(self) -> Agreement:
         trial = self._trial
-        agreed = meet(
+        return meet(
             ready=self._ready(),
             over=trial is not None and trial.over,
             slow=trial is not None and trial.slow(),
@@ -223,6 +224,11 @@ class LiveTuning(JoinHook):
             wait_steps=self._wait_steps(),
             receive=self._receive if rank() == 0 else None,
         )
+
+    @signals_wait()
+    def _act(self, agreed: Agreement) -> None:
+        """Do all that ranks have agreed on, before a handler of the script's can raise an error."""
+        trial = self._trial
         if agreed.complete:  # a rank that waits in join() does not count, and would fall behind
             stuck = self._postponed is not None or not agreed.possible
             self._impossible = self._impossible + 1 if stuck else 0
@@ -245,8 +251,7 @@ class LiveTuning(JoinHook):
             if message := self._postponed or agreed.message:
                 self._try_to_obey(message)
         if not self._ended:
-            most = _WATCH_EVERY if self._after_study.now else _MOST_STEPS
-            wait = min(agreed.wait_steps, most)
+            wait = min(agreed.wait_steps, _WATCH_EVERY if self._after_study.now else _MOST_STEPS)
             if self._trial is not None:
                 wait = self._trial.next_boundary(wait)
             self._boundary_at = self._steps + wait
@@ -385,10 +390,6 @@ class LiveTuning(JoinHook):
         reason = "the loss guard has ended its lossy strategy"
         self._postponed = {"type": "stop", "reason": reason, "lossy_ended": True}
         self._boundary_at = self._steps + 1
-
-    def _drifted(self, text: str) -> None:
-        """Steps have become slower or faster for good, as rank 0 has seen."""
-        self._send(lambda: {"type": "drift", "text": text})
 
     def _search_again(self) -> None:
         """A trial begins, or the measurement of the links; it may be the first after drift."""

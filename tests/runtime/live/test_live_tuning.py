@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -28,6 +30,7 @@ from hvd_autosync.runtime.collectives.reinitialize import NotNowError
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.live import helper_line, live_trial, live_tuning
 from hvd_autosync.runtime.live.attach import switchable
+from hvd_autosync.runtime.live.boundary import Agreement
 from hvd_autosync.runtime.live.helper import LOST, Message
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
 from hvd_autosync.runtime.measure.drift import DriftWatch
@@ -894,3 +897,47 @@ def test_an_optimizer_that_is_made_again_after_a_reset_is_tuned_if_the_earlier_i
     assert len(helper.results()) == dropped
     said = capsys.readouterr().err
     assert ("hold 2, 1: a script that makes its own again" in said) is not dropped
+
+
+class Stop(Exception):
+    """What a script's handler raises."""
+
+
+@pytest.fixture
+def raising() -> Iterator[list[str]]:
+    """What was done when a handler has raised ``Stop``, which SIGUSR1 lets it do."""
+    order: list[str] = []
+
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        order.append("handled")
+        raise Stop
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    yield order
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_is_handled_when_the_switch_is_done(
+    raising: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that raises leaves no optimizer without a method, nor this rank behind."""
+
+    def attach(*_: object) -> None:
+        raising.append("detached")
+        signal.raise_signal(signal.SIGUSR1)
+        raising.append("attached")
+
+    use = {"type": "use", **named(FAST)}
+    agreed = Agreement(True, True, False, False, False, 8, use)
+    monkeypatch.setattr(live_tuning, "register_join_hook", lambda _: None)
+    monkeypatch.setattr(live_tuning, "rank", lambda: 1)
+    monkeypatch.setattr(live_tuning, "meet", lambda **_: agreed)
+    monkeypatch.setattr(live_tuning, "switchable_on_all", lambda optimizers: optimizers)
+    monkeypatch.setattr(current, "watch", None)
+    tuning = LiveTuning(None)
+    tuning._attacher = SimpleNamespace(attach=attach)  # type: ignore[assignment]
+    tuning._begun = True
+    with pytest.raises(Stop):
+        tuning.mark()
+    assert raising == ["detached", "attached", "handled"]
+    assert tuning._strategy == FAST and tuning._boundary_at == 9
