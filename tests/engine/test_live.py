@@ -374,16 +374,39 @@ def test_trials_that_are_faster_than_the_default_cost_no_time(tmp_path: Path) ->
     assert f"under the default they take {span_text(100 * conclusion.default_s)}" in line
 
 
-def test_drift_opens_the_search_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reuse", ["auto", "never"])
+def test_drift_opens_the_search_again(tmp_path: Path, reuse: str) -> None:
+    """A short one after the earlier study, or one from the beginning where nothing is reused."""
     simulated = SimulatedTraining(drifts=1)
-    study, switches = study_of(simulated, options(tmp_path))
+    study, switches = study_of(simulated, options(tmp_path, reuse=reuse))
     with pytest.raises(TrainingEnded):
         study.run()
     first, second = (record for record, _ in switches)
     store = TraceStore(str(tmp_path / "traces.db"))
     assert store.study(first.study_id).drift == ("steps have become slower",)
     assert second.study_id != first.study_id
-    assert second.settings["retune"]
+    assert second.settings["retune"] is (reuse == "auto")
+    conclusion = Conclusion.of(second)
+    assert conclusion is not None and not conclusion.source
+
+
+def test_drift_opens_no_search_where_results_are_only_reused(tmp_path: Path) -> None:
+    """It would take over the same result each time."""
+    chosen = options(tmp_path, reuse="only")
+    known = launched_winner(chosen, Strategy({"buckets": 3}))
+    simulated, said = SimulatedTraining(drifts=1), list[str]()
+
+    def on_notice(text: str) -> None:
+        if "not tuned again" in text:
+            said.append(text)
+            simulated._say({"type": "end"})  # which it waits for
+
+    study, switches = study_of(simulated, chosen)
+    study._listener.on_notice.side_effect = on_notice  # type: ignore[attr-defined]
+    with pytest.raises(TrainingEnded):
+        study.run()
+    assert [record.study_id for record, _ in switches] == [known.study_id] and len(said) == 1
+    assert TraceStore(chosen.store).study(known.study_id).drift, "for a run that may tune"
 
 
 def test_drift_in_a_live_stage_lets_its_codecs_be_judged_again(
