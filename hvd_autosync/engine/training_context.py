@@ -9,6 +9,7 @@ from hvd_autosync.errors import SpaceError, StoreError
 from hvd_autosync.search_space import ModelProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.trial import LossPrediction, TrialStatus
+from hvd_autosync.study.damaged import named_if_damaged
 from hvd_autosync.study.loss_prediction import predict_losses
 from hvd_autosync.study.quality import QualityCheck, Verdict
 from hvd_autosync.study.quality_trial import QualityTrial, losses_of
@@ -123,8 +124,8 @@ def _verdicts(store: TraceStore, study: StudyRecord, strategy: Strategy) -> Sequ
     if _same(study, strategy, default):
         return ()
     settings = StudySettings.from_json(study.settings)
-    trials = []
-    for trial in store.trials(study.study_id):
+    trials, recorded = [], store.trials(study.study_id)
+    for trial in recorded:
         if trial.kind != "quality" or trial.result is None:
             continue
         if trial.result.status is TrialStatus.CUT_SHORT:
@@ -144,7 +145,8 @@ def _verdicts(store: TraceStore, study: StudyRecord, strategy: Strategy) -> Sequ
         goal=settings.goal,
         spent="the study has no conclusion",
     )
-    return check.verdicts() if trials else ()
+    with named_if_damaged(recorded):
+        return check.verdicts() if trials else ()
 
 
 def _losses(store: TraceStore, study: StudyRecord, strategy: Strategy) -> list[tuple[float, ...]]:

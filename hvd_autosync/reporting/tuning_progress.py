@@ -19,6 +19,7 @@ from hvd_autosync.reporting.words import (
 )
 from hvd_autosync.search_space import StepTime, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
+from hvd_autosync.study.damaged import named_if_damaged
 from hvd_autosync.study.knob_order import knobs_by_effect
 from hvd_autosync.study.noninferiority import MOST_JUDGED
 from hvd_autosync.study.quality_trial import FIRST_SEEDS
@@ -229,13 +230,18 @@ class TuningProgress:
         return f"best so far {speedup_text(best.speedup)}, {step} per step: {best.strategy}"
 
     def comparisons(self, study: AskTellStudy) -> list[Comparison]:
-        """Comparisons of the candidates with the default from the confirmation; best first."""
+        """Comparisons of the candidates with the default from the confirmation; best first.
+
+        Raises:
+            TraceFormatError: Trials are damaged, so that nothing can be compared.
+        """
         if not self._confirming:
             return []
         default = study.space.default
         candidates: dict[Strategy, None] = dict.fromkeys(m.strategy for m in self._confirming)
         candidates.pop(default, None)
-        return Confirmation(default, list(candidates), self._confirming).comparisons()
+        with named_if_damaged(study.history):
+            return Confirmation(default, list(candidates), self._confirming).comparisons()
 
     def left_s(self, study: AskTellStudy) -> float:
         """Estimated seconds to the end of the tuning; NaN before the first trial has ended.

@@ -18,6 +18,7 @@ from hvd_autosync.search_space import Strategy, TrialStatus
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, pruned, quality_constraint
 from hvd_autosync.study.confirm import Confirmation, Measurement
+from hvd_autosync.study.damaged import named_if_damaged
 from hvd_autosync.study.fallbacks import is_excluded
 from hvd_autosync.study.noninferiority import MOST_JUDGED, Outcome
 from hvd_autosync.study.quality import QualityCheck, Verdict
@@ -78,7 +79,15 @@ class Decision:
         self._budget = Budget(settings, trials)
 
     def next(self) -> TrialRequest | Conclusion:
-        """Return the next trial, or the conclusion of the study."""
+        """Return the next trial, or the conclusion of the study.
+
+        Raises:
+            TraceFormatError: Trials are damaged, so that nothing can be decided.
+        """
+        with named_if_damaged(self._trials):
+            return self._next()
+
+    def _next(self) -> TrialRequest | Conclusion:
         default = self._space.default
         if not self._space.holds_job and all(t.strategy != default for t in self._trials):
             return TrialRequest(default, "default")
@@ -107,19 +116,29 @@ class Decision:
         return TrialRequest(next_one, "confirm", plan)
 
     def proven(self) -> Strategy | None:
-        """Return the best strategy that was confirmed so far, if any."""
+        """Return the best strategy that was confirmed so far, if any.
+
+        Raises:
+            TraceFormatError: As of :meth:`next`.
+        """
         confirming = [t for t in self._trials if t.kind == "confirm"]
         if not confirming:
             return None
         _, candidates, _ = _confirmation_plan(confirming[0])
         measured = self._measurements(confirming)
-        found = Confirmation(self._space.default, candidates, measured).comparisons()
+        with named_if_damaged(self._trials):
+            found = Confirmation(self._space.default, candidates, measured).comparisons()
         sure = (c.strategy for c in found if c.proven)
         return next(sure, None)
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdicts on the strategies that were judged so far."""
-        return self._check(()).verdicts()
+        """Return the verdicts on the strategies that were judged so far.
+
+        Raises:
+            TraceFormatError: As of :meth:`next`.
+        """
+        with named_if_damaged(self._trials):
+            return self._check(()).verdicts()
 
     def _too_long(self, candidates: Sequence[Strategy], *, begun: bool) -> str:
         """Return why the confirmation does not start or continue; empty if it does."""
