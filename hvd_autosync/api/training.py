@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import subprocess
-import tempfile
 from collections import deque
 from datetime import datetime, timezone
 from pathlib import Path
 
+from hvd_autosync.engine.notes_folder import NotesFolder
 from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.training import REFUSAL_FILE
 from hvd_autosync.errors import ConfigurationError
@@ -63,7 +63,7 @@ class Training:
         moment = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
         self.output = data_folder() / "trainings" / f"{moment}.log"
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
+            self._folder = NotesFolder()
             self.output.parent.mkdir(0o700, parents=True, exist_ok=True)
             # An interrupt must not lose what was started.
             with signals_deferred(), open(self.output, "xb", opener=_private) as output:

@@ -6,13 +6,13 @@ import contextlib
 import json
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from hvd_autosync.engine.notes_folder import NotesFolder
 from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
@@ -185,7 +185,7 @@ def run_training(
     with contextlib.ExitStack() as stack:
         folder = ""
         with contextlib.suppress(OSError):  # without the folder there are no reports
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
+            folder = stack.enter_context(NotesFolder())
         spec = _worker_spec(strategy, context or TrainingContext(), folder, recurring)
         if folder and on_fallback is not None and beyond_horovod(strategy):
             stack.enter_context(_watch_for_fallback(folder, on_fallback))
@@ -230,8 +230,7 @@ def run_live_training(
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # without the folder it cannot refuse
             if folder is None:
-                temporary = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
-                folder = Path(stack.enter_context(temporary))
+                folder = Path(stack.enter_context(NotesFolder()))
             (folder / ENDED_NOTE).unlink(missing_ok=True)  # of a start before
         if beginning is not None:
             known = beginning.context

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -190,6 +191,36 @@ def test_what_a_training_notes_that_is_tuned_in_its_own_steps(
     job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),), "gloo")
     ended = run_live_training(job, {})
     assert (ended.status, ended.begun) == expected
+
+
+def test_the_notes_of_a_flag_that_was_killed_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = textwrap.dedent(
+        """
+        import os, signal
+        from hvd_autosync.engine import training
+        from hvd_autosync.launch.job import Job
+        from hvd_autosync.search_space import Host
+        def run(*given, **_):
+            print(os.path.dirname(given[2]["HVD_AUTOSYNC_STOPPED"]), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        training._run = run
+        job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),), "gloo")
+        training.run_live_training(job, {})
+        """
+    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    died = subprocess.run([sys.executable, "-c", killed], stdout=subprocess.PIPE, text=True)
+    assert died.returncode == -signal.SIGKILL
+    left = Path(died.stdout.strip())
+    assert left.parent == tmp_path and left.is_dir()
+    os.utime(left, (1, 1))  # long ago
+    monkeypatch.setattr(training, "_run", lambda *_, **__: (0, 0))
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),), "gloo")
+    assert run_live_training(job, {}).status == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_training_that_is_tuned_live_may_begin_under_a_strategy(
