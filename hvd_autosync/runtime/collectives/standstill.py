@@ -97,13 +97,16 @@ def signals_wait() -> Iterator[None]:
         for number in signal.valid_signals()
         if callable(handler := signal.getsignal(number))
     }
-    for number in handlers:
-        signal.signal(number, lambda number, _: received.append(number))
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:  # all of this, also if a handler raises an exception
+        stack.callback(_raise_all, received)
         for number, handler in handlers.items():
-            signal.signal(number, handler)
-        with contextlib.ExitStack() as stack:  # all of them, also if a handler raises an exception
-            for each in reversed(received):
-                stack.callback(signal.raise_signal, each)
+            stack.callback(signal.signal, number, handler)
+            signal.signal(number, lambda number, _: received.append(number))
+        yield
+
+
+def _raise_all(signals: list[int]) -> None:
+    """Let the handlers of signals run, each of them, in order."""
+    with contextlib.ExitStack() as stack:
+        for each in reversed(signals):
+            stack.callback(signal.raise_signal, each)

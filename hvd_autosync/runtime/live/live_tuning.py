@@ -207,12 +207,17 @@ class LiveTuning(JoinHook):
             self.profiling.step_ends()
             self._trial.profile_when_due(self.profiling, self.living)
         if self._steps >= self._boundary_at:
-            self._act(self._meet())
+            self._pass_boundary()
         self._clock.end_boundary(perf_counter())
         if self._trial is not None:
             self._trial.recorder.restart_clock()
 
     # Boundaries
+
+    @signals_wait()
+    def _pass_boundary(self) -> None:
+        """Do what ranks agree on; a handler that raises an error would leave this rank behind."""
+        self._act(self._meet())
 
     def _meet(self) -> Agreement:
         trial = self._trial
@@ -225,9 +230,7 @@ class LiveTuning(JoinHook):
             receive=self._receive if rank() == 0 else None,
         )
 
-    @signals_wait()
     def _act(self, agreed: Agreement) -> None:
-        """Do all that ranks have agreed on, before a handler of the script's can raise an error."""
         trial = self._trial
         if agreed.complete:  # a rank that waits in join() does not count, and would fall behind
             stuck = self._postponed is not None or not agreed.possible

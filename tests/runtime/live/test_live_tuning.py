@@ -917,21 +917,28 @@ def raising() -> Iterator[list[str]]:
     signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.parametrize("arrives", ["in the agreement", "in the switch"])
 def test_a_signal_is_handled_when_the_switch_is_done(
-    raising: list[str], monkeypatch: pytest.MonkeyPatch
+    arrives: str, raising: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler that raises leaves no optimizer without a method, nor this rank behind."""
 
+    def meet(**_: object) -> Agreement:
+        if arrives == "in the agreement":
+            signal.raise_signal(signal.SIGUSR1)
+        return agreed
+
     def attach(*_: object) -> None:
         raising.append("detached")
-        signal.raise_signal(signal.SIGUSR1)
+        if arrives == "in the switch":
+            signal.raise_signal(signal.SIGUSR1)
         raising.append("attached")
 
     use = {"type": "use", **named(FAST)}
     agreed = Agreement(True, True, False, False, False, 8, use)
     monkeypatch.setattr(live_tuning, "register_join_hook", lambda _: None)
     monkeypatch.setattr(live_tuning, "rank", lambda: 1)
-    monkeypatch.setattr(live_tuning, "meet", lambda **_: agreed)
+    monkeypatch.setattr(live_tuning, "meet", meet)
     monkeypatch.setattr(live_tuning, "switchable_on_all", lambda optimizers: optimizers)
     monkeypatch.setattr(current, "watch", None)
     tuning = LiveTuning(None)
