@@ -2,11 +2,13 @@
 
 Each rank watches itself only: no collective is added to the script's. Trimmed means over windows of
 steps are compared with what tuning measured, which is such a mean, too: the median of steps of
-several lengths is another number. The compute time (without waiting) is compared with that at the
-beginning of this training. Rank 0 reports slower steps, and any rank reports that it computes more
-slowly: if none does, the network remains as the cause. With accelerators, and in scripts that
-reduce by hand, it is not known which rank waits for which; there only rank 0 reports. It reports
-faster steps, too: on a network that is free again another strategy may be the fastest.
+several lengths is another number. The median must have left it, too, or what it was at the
+beginning: the mean alone may hold evaluations that trials left out. The compute time (without
+waiting) is compared with that at the beginning of this training. Rank 0 reports slower steps, and
+any rank reports that it computes more slowly: if none does, the network remains as the cause. With
+accelerators, and in scripts that reduce by hand, it is not known which rank waits for which; there
+only rank 0 reports. It reports faster steps, too: on a network that is free again another strategy
+may be the fastest.
 """
 
 from __future__ import annotations
@@ -107,6 +109,8 @@ class DriftWatch:
         #: Rounds of the window that have a step unlike the others.
         self._untypical: set[int] = set()
         self._step, self._own = Level(expected_s), Level()
+        #: The median of steps, against what tuning measured and against the beginning.
+        self._medians = Level(expected_s), Level()
         self._reported = False
         self._reported_own = torch.cuda.is_available()  # synchronize() waits for the device too
 
@@ -148,10 +152,18 @@ class DriftWatch:
             self._window_began = self._round_began = self._clock()
 
     def _end_window(self) -> None:
-        step, own = (self._mean_s(each) for each in (self._step_s, self._own_s))
+        steps, own_steps = map(self._like_trials, (self._step_s, self._own_s))
+        step, own = (StepTime.from_steps(each).mean_s for each in (steps, own_steps))
+        middle = statistics.median(steps)
         self._step_s, self._own_s, self._untypical = [], [], set()
         moved, computing = self._step.moved(step), self._own.moved(own)
         slower = moved is not None and moved > self._expected_s
+        if slower not in [
+            now > (level.expected or 0.0)
+            for level in self._medians
+            if (now := level.moved(middle)) is not None
+        ]:
+            moved = None
         if moved is not None and slower and computing is not None and not self._reported_own:
             before = self._own.expected or 0.0
             # A rank that waits more also computes a little more slowly: waiting takes processors
@@ -182,7 +194,7 @@ class DriftWatch:
                 with contextlib.suppress(OSError):  # the driver may be on another host
                     Path(self._folder, DRIFT_FILE).write_text(text)
 
-    def _mean_s(self, rounds: Sequence[float]) -> float:
-        """Return the step time as tuning takes it, from what each round of the window took."""
+    def _like_trials(self, rounds: Sequence[float]) -> Sequence[float]:
+        """Leave out rounds of the window that trials leave out, unless they are the most."""
         typical = [each for i, each in enumerate(rounds) if i not in self._untypical]
-        return StepTime.from_steps(typical if 2 * len(typical) >= len(rounds) else rounds).mean_s
+        return typical if 2 * len(typical) >= len(rounds) else rounds

@@ -240,6 +240,20 @@ def test_steps_of_several_lengths_are_no_news_until_they_become_slower(
     ]
 
 
+def test_long_steps_that_trials_left_out_are_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """As the first of each epoch. A training that begins under a result watches all steps."""
+    training = Training(tmp_path, monkeypatch)
+    for factor in (1.0, 1.5):
+        assert said() == []
+        for step in range(20 * WINDOW):
+            training.now += factor * (0.4 if step % 5 == 0 else 0.1)
+            training.watch.optimizer_stepped(training.optimizer)
+    _, text = said()  # the rank computes more slowly, too
+    assert text.startswith("steps have become slower")
+
+
 def test_steps_that_trials_leave_out_are_left_out_unless_they_are_the_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
