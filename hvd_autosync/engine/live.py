@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.resumed import has_rested
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
+from hvd_autosync.util.variables import RESTARTED_VARIABLE
 
 #: How often one training is tuned again after drift.
 _MOST_RETUNES = 3
@@ -103,7 +105,7 @@ class LiveStudy:
         retunes = 0
         while True:
             try:
-                study = self._kept = self._tune()
+                study = self._tune()
             except TuningInterrupted as end:
                 self._keep_best(end.study)
                 self._training.wait()
@@ -118,9 +120,12 @@ class LiveStudy:
             only = self._options.reuse == "only"
             if only or self._ends():
                 keep_drift(study, self._options, drift, in_place=True)
-                why = "--autosync-reuse is 'only'" if only else "its tuning was ended"
-                then = "a run of this job with auto is" if only else "the next run of this job is"
-                self._listener.on_notice(f"the training is not tuned again, because {why}; {then}")
+                why = (
+                    "--autosync-reuse is 'only'; to tune it, run the job with auto"
+                    if only
+                    else "its tuning was ended; the next run of this job is"
+                )
+                self._listener.on_notice(f"the training is not tuned again, because {why}")
                 self._training.wait()
             retunes += 1
             if retunes > _MOST_RETUNES:
@@ -162,7 +167,7 @@ class LiveStudy:
                 runner.check()  # the next choice may take long
                 return self._ends()
 
-            study = tune(
+            self._kept = study = tune(
                 self._job,
                 self._options,
                 _Resuming(self._listener, runner),
@@ -181,17 +186,22 @@ class LiveStudy:
     ) -> StudyRecord | None:
         """Return the study of the job whose steps have drifted, if its winner can be kept here.
 
-        As where the training was started again, because it failed in a trial of the next study.
+        The training was started again, because it failed in a trial of the next study. A winner
+        that was the strategy of that trial is not kept.
 
         Args:
             begun: The strategy of the launched stage, if any.
             unwanted: Choices of knobs that shall not be made.
         """
-        if self._options.reuse == "never":
+        restarted = os.environ.get(RESTARTED_VARIABLE)
+        if not restarted or self._options.reuse == "never":
             return None
         with closing(TraceStore(self._options.store)) as store:
             known, _ = last_study(store, self._job, self._options, begun)
+            trials = store.trials(restarted) if restarted in store.ids() else []
         if known is None or not known.drift or why_not_admitted(known, self._options):
+            return None
+        if any(has_lost_training(trial) and trial.strategy == known.winner for trial in trials):
             return None
         return None if why_not_in_place(known, self._fixed, unwanted) else known
 

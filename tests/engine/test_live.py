@@ -343,19 +343,35 @@ def test_a_second_tuning_that_fails_leaves_the_result_of_the_first(
     assert all(each["strategy"] == winner for each in after if each["type"] == "use")
 
 
-@pytest.mark.parametrize("reuse", ["auto", "never"])
+@pytest.mark.parametrize(
+    ("reuse", "failed", "kept"),
+    [
+        ("auto", {"buckets": 4}, {"buckets": 3}),
+        ("auto", {"buckets": 3}, {}),
+        ("never", {"buckets": 4}, {}),
+    ],
+    ids=["kept", "failed", "never"],
+)
 def test_a_training_that_is_started_again_after_drift_keeps_the_earlier_winner(
-    tmp_path: Path, reuse: str
+    tmp_path: Path,
+    reuse: str,
+    failed: dict[str, Value],
+    kept: dict[str, Value],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it does where it has failed in a trial of its second tuning; not if nothing is reused."""
+    """Unless that was the strategy of the trial in which it has failed, or nothing is reused."""
     chosen = options(tmp_path, reuse=reuse)
     known = launched_winner(chosen, Strategy({"buckets": 3}))
-    TraceStore(chosen.store).keep_drift(known.study_id, ["steps have become slower"])
+    store = TraceStore(chosen.store)
+    store.keep_drift(known.study_id, ["steps have become slower"])
+    again = store.create_study(job_key="again", command=(), settings={}, versions={}).study_id
+    lost = TrialResult(TrialStatus.CRASHED, f"the training ended {LOST_IN_TRIAL}")
+    store.tell(again, store.ask(again, Strategy(failed), "search", {}), lost)
+    monkeypatch.setenv("HVD_AUTOSYNC_RESTARTED", again)
     simulated = SimulatedTraining(dies_in=2)
     study, _ = study_of(simulated, chosen)
     with pytest.raises(TrainingLost):
         study.run()
-    kept = {"buckets": 3} if reuse == "auto" else {}
     first, second = (each for each in simulated.received if each["type"] == "trial")
     (use,) = (each for each in simulated.received if each["type"] == "use")
     assert first["best"]["strategy"] == second["best"]["strategy"] == use["strategy"] == kept
@@ -616,7 +632,9 @@ def test_a_training_that_only_reuses_says_once_what_it_runs_under(tmp_path: Path
     ((record, _),) = switches
     assert record.study_id == known.study_id
     assert len(notices) == 2 and "this job was tuned before" in notices[0]
-    assert notices[1].endswith("because --autosync-reuse is 'only'; a run of this job with auto is")
+    assert notices[1].endswith(
+        "because --autosync-reuse is 'only'; to tune it, run the job with auto"
+    )
     assert TraceStore(chosen.store).study(known.study_id).drift, "for that run"
 
 
