@@ -59,6 +59,7 @@ def test_without_it_horovod_is_not_started_again_and_keeps_its_variables(
     known = reinitialize._Report("", "", [], {}, 1.0)
     for name, value in {
         "settle": None,
+        "steps_without_barrier": False,
         "in_flight": "",
         "registered_process_sets": {},
         "last_initialization": None,
