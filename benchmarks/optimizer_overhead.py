@@ -1,17 +1,17 @@
-"""What a step costs under our ``DistributedOptimizer`` in a trial, against Horovod's own.
+"""What a step costs in a trial of the default: Horovod's optimizer with all that a trial measures.
 
-One job trains three copies of each model: one under Horovod's optimizer, one
-under ours with everything measured that a trial measures, and, as a control, another under
-Horovod's. They take their steps in turns, in an order that is drawn by lot. Where a copy lies in
-memory changes its time for as long as it lives, so each block of rounds has new copies, made in an
-order that is drawn by lot. A block gives the ratios of ours and of the control to Horovod's, of
-median times; the table shows the medians of blocks with 95 % intervals from order statistics. The
-aim is at most 1.01. The last columns are the median differences of the training thread's processor
-time, of which waits are a part: Horovod's look all the time. A single rank waits for nobody, so
-there they are the cost of our own events.
+One job trains several copies of each model, one after the other, for a block of rounds each. In
+each round a copy makes three steps, in an order that is drawn by lot: one as in a trial, one
+without anything of ours, and, as a control, another one without. So all three are of the same
+tensors: where a copy lies in memory changes its time by some percent, for as long as it lives. A
+block gives the ratios of the mean times of the measured and the control steps to those of the
+others, trimmed as in trials; the table shows the medians of blocks with 95 % intervals from order
+statistics. The aim is at most 1.01. The last columns are the median differences of the training
+thread's processor time, of which waits are a part: Horovod's look all the time. A single rank waits
+for nobody, so there they are the cost of our own events.
 
     horovodrun -np 2 --gloo python benchmarks/optimizer_overhead.py --output overhead.csv
-    horovodrun -np 1 --gloo python benchmarks/optimizer_overhead.py --warmup 10
+    horovodrun -np 1 --gloo python benchmarks/optimizer_overhead.py
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import horovod.torch as hvd
 import torch
 from median_interval import median_interval
 
 from hvd_autosync.runtime.install.hooks import install
-from hvd_autosync.search_space import Strategy, TrialSpec
+from hvd_autosync.search_space import StepTime, Strategy, TrialSpec
 
 #: Name -> sizes of the layers.
 MODELS = {
@@ -44,19 +45,14 @@ MODELS = {
 ROWS = 16
 #: Elapsed and processor seconds.
 Seconds = tuple[float, float]
-horovods = hvd.DistributedOptimizer
-#: How each copy gets its optimizer.
-CONTENDERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "horovod": horovods,
-    "ours": lambda *args, **kwargs: hvd.DistributedOptimizer(*args, **kwargs),
-    "control": horovods,
-}
+#: The kinds of steps; the first and the last are alike.
+CONTENDERS = ("horovod", "ours", "control")
 horovods_backward = torch.autograd.backward
 
 
 @dataclass(frozen=True)
 class Result:
-    """One block of one model; times are medians of its rounds."""
+    """One block of one model; times are trimmed means of its rounds, processor times medians."""
 
     model: str
     block: int
@@ -79,24 +75,25 @@ def start_measuring() -> None:
 
 
 @contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Horovod's side runs torch's own ``backward``."""
-    watched, torch.autograd.backward = torch.autograd.backward, horovods_backward
+def unwatched(optimizer: Any) -> Iterator[None]:
+    """Let a step be Horovod's and torch's own."""
+    cls = type(optimizer)
+    watched = cls.step, cls.synchronize, torch.autograd.backward
+    cls.step, cls.synchronize = cls._horovod_step, cls._horovod_synchronize
+    torch.autograd.backward = horovods_backward
     try:
         yield
     finally:
-        torch.autograd.backward = watched
+        cls.step, cls.synchronize, torch.autograd.backward = watched
 
 
-def make_step(
-    factory: Callable[..., torch.optim.Optimizer], sizes: list[int], name: str
-) -> Callable[[], Seconds]:
-    """A function that trains one step and times it."""
+def make_step(sizes: list[int], name: str) -> tuple[Any, Callable[[], Seconds]]:
+    """An optimizer, and a function that trains one step with it and times that."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     model = torch.nn.Sequential(*layers)
     base = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    optimizer = factory(base, named_parameters=model.named_parameters(prefix=name))
+    optimizer = hvd.DistributedOptimizer(base, named_parameters=model.named_parameters(prefix=name))
     x = torch.randn(ROWS, sizes[0])
 
     def step() -> Seconds:
@@ -106,7 +103,7 @@ def make_step(
         optimizer.step()
         return time.perf_counter() - begin, time.thread_time() - cpu
 
-    return step
+    return optimizer, step
 
 
 def compare(model: str, blocks: int, rounds: int, warmup: int) -> list[Result]:
@@ -114,24 +111,24 @@ def compare(model: str, blocks: int, rounds: int, warmup: int) -> list[Result]:
     lots = random.Random(0)
     results: list[Result] = []
     for block in range(blocks):
-        names = list(CONTENDERS)
-        lots.shuffle(names)
-        steps = {
-            name: make_step(CONTENDERS[name], MODELS[model], f"{name}.{model}") for name in names
-        }
+        optimizer, step = make_step(MODELS[model], model)
+        order = list(CONTENDERS)
         seconds: dict[str, list[Seconds]] = {name: [] for name in CONTENDERS}
         for _ in range(warmup + rounds):
-            lots.shuffle(names)
-            for name in names:
-                with contextlib.nullcontext() if name == "ours" else unwatched():
-                    seconds[name].append(steps[name]())
+            lots.shuffle(order)
+            for name in order:
+                with contextlib.nullcontext() if name == "ours" else unwatched(optimizer):
+                    seconds[name].append(step())
         theirs, ours, control = (seconds[name][warmup:] for name in CONTENDERS)
         results.append(
             Result(
                 model,
                 block,
                 rounds,
-                *(statistics.median(s for s, _ in each) for each in (theirs, ours, control)),
+                *(
+                    StepTime.from_steps([s for s, _ in each]).mean_s
+                    for each in (theirs, ours, control)
+                ),
                 *(
                     statistics.median(c - t for (_, t), (_, c) in zip(theirs, each, strict=True))
                     for each in (ours, control)
@@ -175,8 +172,7 @@ def main() -> None:
     add = parser.add_argument
     add("--blocks", type=int, default=30, help="each with new copies (default: %(default)s)")
     add("--rounds", type=int, default=40, help="of steps in each block (default: %(default)s)")
-    # A trial does not count the first steps of an optimizer beside which others still step.
-    add("--warmup", type=int, default=40, help="rounds that do not count (default: %(default)s)")
+    add("--warmup", type=int, default=10, help="rounds that do not count (default: %(default)s)")
     add("--output", type=Path, help="CSV file to write")
     args = parser.parse_args()
     hvd.init()
