@@ -70,57 +70,51 @@ def test_waits_in_exchange(calls: tuple[Callable[..., Any], ...], expected: bool
     # A lock's method waits without a frame of Python, as Horovod's library does.
     lock = threading.Lock()
     lock.acquire()
-    thread = threading.Thread(target=calls[0], args=[*calls[1:], lock.acquire], daemon=True)
-    thread.start()
-    assert thread.ident is not None
-    last = calls[-1].__code__
-    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not last:
-        time.sleep(0.001)
+    thread = in_thread(*calls, lock.acquire, until=calls[-1])
     assert waits_in_exchange() == expected
     lock.release()
     thread.join()
 
 
-def test_a_wait_in_pauses_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never reaches Horovod's own wait while the others do not come."""
-    done: set[int] = set()
+def in_thread(function: Callable[..., Any], *args: Any, until: Any) -> threading.Thread:
+    """A thread that calls a function, and runs the code of another one now."""
+    thread = threading.Thread(target=function, args=args, daemon=True)
+    thread.start()
+    assert thread.ident is not None
+    code = until.__code__
+    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not code:
+        time.sleep(0.001)
+    return thread
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Handles of operations that are done; others are under way."""
+    handles: set[int] = set()
     for name, value in (
-        ("_handle_map", {7: None}),
-        ("poll", done.__contains__),
+        ("_handle_map", {7: None, 8: None}),
+        ("poll", handles.__contains__),
         ("local_size", lambda: 2),
         ("synchronize", lambda handle: None),
     ):
         monkeypatch.setattr(over_horovod.mpi_ops, name, value)
+    monkeypatch.setattr(over_horovod.OverHorovod, "poll", staticmethod(handles.__contains__))
     monkeypatch.setattr(over_horovod, "_one_processor_each", lambda ranks: True)
-    thread = threading.Thread(target=over_horovod.HOROVOD.synchronize, args=[7], daemon=True)
-    thread.start()
-    assert thread.ident is not None
-    pauses = over_horovod._wait.__code__
-    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not pauses:
-        time.sleep(0.001)
+    return handles
+
+
+def test_a_wait_in_pauses_is_one(done: set[int]) -> None:
+    """It never reaches Horovod's own wait while the others do not come."""
+    thread = in_thread(over_horovod.HOROVOD.synchronize, 7, until=over_horovod._wait)
     assert waits_in_exchange()
     done.add(7)
     thread.join()
 
 
-def test_a_wait_for_one_of_several_exchanges_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: set[int] = set()
-    for name, value in (
-        ("_handle_map", {7: None, 8: None}),
-        ("poll", done.__contains__),
-        ("local_size", lambda: 2),
-        ("synchronize", lambda handle: None),
-    ):
-        monkeypatch.setattr(over_horovod.mpi_ops, name, value)
-    monkeypatch.setattr(over_horovod.OverHorovod, "poll", staticmethod(done.__contains__))
+def test_a_wait_for_one_of_several_exchanges_is_one(done: set[int]) -> None:
     own = Dispatcher("name", lambda arrived: [], [], lambda: None)
     staged = [exchange_of(7), exchange_of(8)]
-    thread = threading.Thread(target=own.run, args=[staged], daemon=True)
-    thread.start()
-    assert thread.ident is not None
-    pauses = Dispatcher._await_any.__code__
-    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not pauses:
-        time.sleep(0.001)
+    thread = in_thread(own.run, staged, until=Dispatcher._await_any)
     assert waits_in_exchange()
     done |= {7, 8}
     thread.join()
