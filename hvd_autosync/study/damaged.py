@@ -23,7 +23,7 @@ def named_if_damaged(trials: Sequence[TrialRecord]) -> Iterator[None]:
     """
     try:
         yield
-    except (ArithmeticError, statistics.StatisticsError) as error:
+    except (OverflowError, statistics.StatisticsError) as error:
         study_id = trials[0].study_id if trials else "without trials"
         raise TraceFormatError(
             f"the trials of study {study_id} are damaged: some are missing, or have impossible "
