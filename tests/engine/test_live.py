@@ -157,6 +157,19 @@ def study_of(
     return study, switches
 
 
+def ends_when_not_tuned_again(study: LiveStudy, simulated: SimulatedTraining) -> list[str]:
+    """Let a training end once it is said not to be tuned again; all notices, as they come."""
+    notices: list[str] = []
+
+    def on_notice(text: str) -> None:
+        notices.append(text)
+        if "not tuned again" in text:
+            simulated._say({"type": "end"})  # which it waits for
+
+    study._listener.on_notice.side_effect = on_notice  # type: ignore[attr-defined]
+    return notices
+
+
 def options(folder: Path, **given: Any) -> Options:
     return Options(store=str(folder / "traces.db"), mode="live", trials=4, **given)
 
@@ -279,12 +292,7 @@ def test_a_training_goes_on_under_the_confirmed_strategy_after_an_outage_of_the_
 def test_a_training_whose_tuning_was_ended_is_not_tuned_again(tmp_path: Path) -> None:
     simulated = SimulatedTraining(drifts=1)
     study, switches = study_of(simulated, options(tmp_path), ends=lambda: bool(switches))
-
-    def on_notice(text: str) -> None:
-        if "not tuned again" in text:
-            simulated._say({"type": "end"})  # which it waits for
-
-    study._listener.on_notice.side_effect = on_notice  # type: ignore[attr-defined]
+    ends_when_not_tuned_again(study, simulated)
     with pytest.raises(TrainingEnded):
         study.run()
     ((record, _),) = switches
@@ -410,18 +418,13 @@ def test_drift_opens_no_search_where_results_are_only_reused(tmp_path: Path) -> 
     """It would take over the same result each time."""
     chosen = options(tmp_path, reuse="only")
     known = launched_winner(chosen, Strategy({"buckets": 3}))
-    simulated, said = SimulatedTraining(drifts=1), list[str]()
-
-    def on_notice(text: str) -> None:
-        if "not tuned again" in text:
-            said.append(text)
-            simulated._say({"type": "end"})  # which it waits for
-
+    simulated = SimulatedTraining(drifts=1)
     study, switches = study_of(simulated, chosen)
-    study._listener.on_notice.side_effect = on_notice  # type: ignore[attr-defined]
+    notices = ends_when_not_tuned_again(study, simulated)
     with pytest.raises(TrainingEnded):
         study.run()
-    assert [record.study_id for record, _ in switches] == [known.study_id] and len(said) == 1
+    assert [record.study_id for record, _ in switches] == [known.study_id]
+    assert sum("not tuned again" in text for text in notices) == 1
     assert TraceStore(chosen.store).study(known.study_id).drift, "for a run that may tune"
 
 
@@ -619,14 +622,7 @@ def test_a_training_that_only_reuses_says_once_what_it_runs_under(tmp_path: Path
     known = launched_winner(chosen, Strategy({**unchanged, "buckets": 3}))
     simulated = SimulatedTraining(drifts=2)
     study, switches = study_of(simulated, chosen)
-    notices: list[str] = []
-
-    def on_notice(text: str) -> None:
-        notices.append(text)
-        if "not tuned again" in text:
-            simulated._say({"type": "end"})  # which it waits for
-
-    study._listener.on_notice.side_effect = on_notice  # type: ignore[attr-defined]
+    notices = ends_when_not_tuned_again(study, simulated)
     with pytest.raises(TrainingEnded):
         study.run()
     ((record, _),) = switches
