@@ -51,10 +51,11 @@ _LAUNCHER = """
 import signal, subprocess, sys
 command = ["sh", "-c", "trap '' TERM; echo; exec sleep 60"]
 rank = subprocess.Popen(command, stdout=subprocess.PIPE)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(-rank.wait()))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 rank.stdout.readline()
 print(flush=True)
-signal.pause()
+signal.sigwait([signal.SIGTERM])
+sys.exit(-rank.wait())
 """
 
 
