@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +143,27 @@ def worker_environment(*, alone: bool = True) -> dict[str, str]:
 def worker_command(spec: TrialSpec, script: str, *arguments: str) -> list[str]:
     """Runs ``script`` of the workers' folder with the hooks of ``spec`` installed."""
     runner = str(WORKERS / "run_worker.py")
-    return [sys.executable, runner, spec.to_json(), str(WORKERS / script), *arguments]
+    return [runner, spec.to_json(), str(WORKERS / script), *arguments]
+
+
+@pytest.fixture(scope="session")
+def fork_worker() -> Iterator[list[str]]:
+    """The beginning of a command that runs a program in a process with torch and Horovod loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = str(Path(folder, "forks"))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(address)
+            listening.listen()
+            descriptor = listening.fileno()
+            server = subprocess.Popen(
+                [sys.executable, str(Path(__file__).parent / "forking.py"), str(descriptor)],
+                env=worker_environment(alone=False),
+                pass_fds=[descriptor],
+            )
+        # Without ``site`` it starts in some milliseconds.
+        yield [sys.executable, "-IS", str(Path(__file__).parent / "forked.py"), address]
+        server.kill()
+        server.wait()
 
 
 @pytest.fixture(scope="session")
@@ -150,7 +172,7 @@ def start_worker() -> Callable[..., subprocess.Popen[bytes]]:
 
     def start(script: str, *arguments: str, **spec: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            worker_command(make_spec(**spec), script, *arguments),
+            [sys.executable, *worker_command(make_spec(**spec), script, *arguments)],
             env=worker_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -177,16 +199,17 @@ def run_python() -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="session")
-def launch() -> Callable[..., Ended]:
+def launch(fork_worker: list[str]) -> Callable[..., Ended]:
     """``launch(script, *arguments, under="gloo", limit_s=280, **spec)`` runs a job to its end.
 
-    ``under`` is one of ``LAUNCHERS``, or ``alone`` for one rank without ``horovodrun``.
+    ``under`` is one of ``LAUNCHERS``, or ``alone`` for one rank without ``horovodrun``. Ranks are
+    forked from a process that has loaded torch and Horovod.
     """
 
     def run(
         script: str, *arguments: str, under: str = "gloo", limit_s: float = 280, **spec: Any
     ) -> Ended:
-        command = worker_command(make_spec(**spec), script, *arguments)
+        command = [*fork_worker, *worker_command(make_spec(**spec), script, *arguments)]
         if under != "alone":
             command = ["horovodrun", *LAUNCHERS[under], *command]
         try:
