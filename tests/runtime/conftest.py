@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from hvd_autosync.runtime.driver.decoder import MessageDecoder
+from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE
 from hvd_autosync.runtime.driver.messages import RECORDS
 from hvd_autosync.runtime.driver.wire import Message
 from hvd_autosync.search_space import Strategy, TrialSpec
+from hvd_autosync.util.variables import CONTROLLERS_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 WORKERS = Path(__file__).parent / "workers"
@@ -35,6 +37,10 @@ LAUNCHERS = {
     # Two names of this host are two hosts to Horovod under Gloo.
     "two levels": ["-np", "4", "-H", "localhost:2,127.0.0.1:2", "--gloo"],
 }
+
+
+#: Launchers end with the tests, and do not import torch to look for these controllers.
+DRIVEN = {DRIVER_VARIABLE: str(os.getpid()), CONTROLLERS_VARIABLE: "gloo mpi"}
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +221,7 @@ def launch(fork_worker: list[str]) -> Callable[..., Ended]:
         try:
             job = subprocess.run(
                 command,
-                env=worker_environment(alone=under == "alone"),
+                env={**worker_environment(alone=under == "alone"), **DRIVEN},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=limit_s,
