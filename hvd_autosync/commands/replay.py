@@ -10,6 +10,7 @@ import typer
 
 from hvd_autosync.commands.common import StoreOption, console, refuse_without_effect
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.util.amounts import amount, be
 from hvd_autosync.util.printable import printable, raw
 
 if TYPE_CHECKING:
@@ -131,9 +132,11 @@ def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord])
         return 1
     if wrong:
         console().print(differences_table(study, wrong))
-    print(f"{asked - len(wrong)} of {asked} decisions are identical, bit for bit")
+    same = asked - len(wrong)
+    print(f"{same} of {amount(asked, 'decision')} {be(same)} identical, bit for bit")
     if others:
-        print(f"{others} more are decisions of a learner that is not part of this program")
+        more = f"{amount(others, 'more decision')} {be(others)}"
+        print(f"{more} of a learner that is not part of this program")
     return 1 if wrong else 0
 
 

@@ -10,6 +10,7 @@ import typer
 
 from hvd_autosync.commands.common import Commands
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.util.amounts import amount
 
 app = typer.Typer(
     cls=Commands,
@@ -40,7 +41,7 @@ def up(
     rates = [_mbit(word) for word in rate.split(",")] if rate else [None]
     if len(rates) not in (1, hosts):
         raise ConfigurationError(
-            f"--rate {rate!r} names {len(rates)} rates for {hosts} hosts",
+            f"--rate {rate!r} names {amount(len(rates), 'rate')} for {amount(hosts, 'host')}",
             hint="Give one rate for all hosts, or one per host.",
         )
     testbed = daemon.up(hosts, slots, rates * hosts if len(rates) == 1 else rates)

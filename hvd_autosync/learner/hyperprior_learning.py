@@ -24,6 +24,7 @@ from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.learner.similarity import similarity
 from hvd_autosync.learner.surrogate import Surrogate
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.util.amounts import amount
 
 #: Deviation of the weights under which single tasks are fitted: wide enough not to matter.
 _WIDE = 1.0
@@ -77,7 +78,8 @@ def learn(tasks: Sequence[Source], learned_at: str, note: str) -> Hyperprior:
     used = [each for each in tasks if len(_measured(each)) >= _FEWEST]
     if len(used) < _FEWEST_TASKS:
         raise ValueError(
-            f"{len(used)} tasks have {_FEWEST} measured trials or more; {_FEWEST_TASKS} are needed"
+            f"{amount(len(used), 'task')} with {_FEWEST} measured trials or more; "
+            f"{_FEWEST_TASKS} are needed"
         )
     trials = sum(len(_measured(each)) for each in used)
     names = tuple(each.study_id for each in used)

@@ -26,6 +26,7 @@ from hvd_autosync.recurring.outcomes import (
     at_share,
     goal_of,
 )
+from hvd_autosync.util.amounts import amount
 
 #: The shares that are tried; denser where the accuracy rises.
 SHARES = (0.0, 0.01, 0.02, 0.03, 0.045, 0.0625, 0.09, 0.125, 0.175, 0.25, 0.35, 0.5, 0.65, 0.8, 1.0)
@@ -117,7 +118,7 @@ class BayesianSearch:
             reason = f"no other share is expected to save {settings.gain:.0%}"
             return NextShare(best, True, f"{found}, and {reason}")
         if len(outcomes) >= settings.runs:
-            return NextShare(best, True, f"{found} after {len(outcomes)} runs")
+            return NextShare(best, True, f"{found} after {amount(len(outcomes), 'run')}")
         reason = (
             f"it saves {saved[next_place]:.0%} of a run at {best:.4g} and keeps {goal.bound:.6g} "
             f"with a probability of {probability[next_place]:.0%}"

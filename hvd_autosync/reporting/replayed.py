@@ -15,6 +15,7 @@ from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.related_studies import named_sources
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
+from hvd_autosync.util.amounts import amount, be
 
 if TYPE_CHECKING:
     from hvd_autosync.engine.replay import Check, Rerun
@@ -26,9 +27,10 @@ def missing_sources(traces: TraceStore, trials: Sequence[TrialRecord]) -> Iterat
     """Yield a line if the study learned from studies that are not in the store."""
     here = set(traces.ids())
     if missing := [name for name in named_sources(trials) if name not in here]:
+        count = len(missing)
         yield (
-            f"the study learned from {len(missing)} studies that are not in this store "
-            f"({', '.join(missing)}); export it together with them: "
+            f"the study learned from {amount(count, 'study')} that {be(count)} not in this store "
+            f"({', '.join(missing)}); export them together: "
             "hvd-autosync traces export --related"
         )
 

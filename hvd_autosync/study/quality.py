@@ -49,6 +49,7 @@ from hvd_autosync.study.quality_trial import (
     standard_error,
     usable,
 )
+from hvd_autosync.util.amounts import amount
 
 #: Failed trials of the default that are no fault of the script's, among the first seeds and later.
 _FORGIVEN, _FORGIVEN_LATER = 1, 3
@@ -393,7 +394,7 @@ class QualityCheck:
             pairs: The pairs that were used.
         """
         steps = max(pairs[0][1].steps) + 1
-        seeds = f"{steps} steps of {found.pairs} seed{'s' * (found.pairs > 1)}"
+        seeds = f"{amount(steps, 'step')} of {amount(found.pairs, 'seed')}"
         if found.outcome is Outcome.ADMITTED:
             text = f"at most {found.bound:.2g} above"
             if found.bound < 0:

@@ -36,6 +36,7 @@ from hvd_autosync.testing.remote_shells import (
     install_stand_in,
     start_sshd,
 )
+from hvd_autosync.util.amounts import amount
 
 _TOOLS = ("hostname", "ip", "mount", "nsenter", "tc", "unshare")
 #: Burst of a link: its bytes in this time, and at least two frames.
@@ -118,7 +119,7 @@ class Testbed:
             raise ValueError(f"hosts must be from 1 to 250, not {hosts}")
         rates = list(rate_mbit) if isinstance(rate_mbit, Sequence) else [rate_mbit] * hosts
         if len(rates) != hosts:
-            raise ValueError(f"{len(rates)} rates for {hosts} hosts")
+            raise ValueError(f"{amount(len(rates), 'rate')} for {amount(hosts, 'host')}")
         if any(rate is not None and not rate > 0 for rate in rates):
             raise ValueError(f"rate_mbit must be more than 0, not {rate_mbit}")
         self.hosts = tuple(f"testhost{i}" for i in range(hosts))

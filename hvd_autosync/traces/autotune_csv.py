@@ -21,6 +21,7 @@ from hvd_autosync.search_space import Strategy, Value, catalogue_knob
 from hvd_autosync.traces.files import check_regular
 from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord, timestamp
 from hvd_autosync.traces.store import TraceStore
+from hvd_autosync.util.amounts import amount
 
 _FLAGS = ("hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce", "cache_enabled")
 _NUMBERS = ("cycle_time_ms", "tensor_fusion_threshold", "score")
@@ -139,7 +140,7 @@ def _read(content: bytes, name: str) -> list[_Row]:
         try:
             values = line.split(",")
             if len(values) != len(columns):
-                raise ValueError(f"it has {len(values)} values instead of {len(columns)}")
+                raise ValueError(f"it has {amount(len(values), 'value')} instead of {len(columns)}")
             fields = dict(zip(columns, map(_number, values), strict=True))
             rows.append(_Row(number, _strategy(fields), fields["score"]))
         except (ValueError, SpaceError) as error:

@@ -106,7 +106,7 @@ def test_provenance_names_the_tasks_and_counts_their_trials(mixed_space: SearchS
     learned = learn([*tasks, few], "2026-01-01", "made up")
     assert learned.provenance.tasks == ("a", "bb", "ccc")
     assert (learned.provenance.trials, learned.provenance.note) == (225, "made up")
-    with pytest.raises(ValueError, match="2 tasks have 20 measured trials"):
+    with pytest.raises(ValueError, match="2 tasks with 20 measured trials"):
         learn([*tasks[:2], few], "2026-01-01", "made up")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_autosync.util.amounts import amount
+from hvd_autosync.util.amounts import amount, be
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,16 @@ from hvd_autosync.util.amounts import amount
 )
 def test_one_is_singular(number: float, text: str) -> None:
     assert amount(number, "minute") == text
+
+
+@pytest.mark.parametrize(
+    ("number", "thing", "text"),
+    [(1, "study", "1 study"), (2, "study", "2 studies"), (2, "day", "2 days"), (0, "y", "0 ys")],
+)
+def test_a_plural_may_end_in_ies(number: float, thing: str, text: str) -> None:
+    assert amount(number, thing) == text
+
+
+def test_the_verb_fits_the_number() -> None:
+    assert [be(number) for number in (0, 1, 2)] == ["are", "is", "are"]
+    assert [be(number, past=True) for number in (0, 1, 2)] == ["were", "was", "were"]

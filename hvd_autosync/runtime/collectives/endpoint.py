@@ -24,6 +24,7 @@ from time import monotonic
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.shutdown import ACK, FAILURE, FIN, LEAVE, ShutdownProtocol
 from hvd_autosync.runtime.collectives.transport import Transport
+from hvd_autosync.util.amounts import amount
 
 #: Handles a message: source rank, head, body. Called in the service thread, for one message at a
 #: time. The body stays valid as long as it is referenced.
@@ -95,7 +96,8 @@ class Endpoint:
             AutosyncError: The endpoint is closed.
         """
         if to not in self._ranks:
-            raise ValueError(f"cannot send to rank {to}: the job has {len(self._ranks)} ranks")
+            ranks = amount(len(self._ranks), "rank")
+            raise ValueError(f"cannot send to rank {to}: the job has {ranks}")
         if not self._thread.is_alive():
             self.check()
             raise AutosyncError(

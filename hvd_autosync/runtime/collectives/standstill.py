@@ -16,6 +16,7 @@ from typing import Any
 from horovod.torch import mpi_ops
 
 from hvd_autosync.util import patches
+from hvd_autosync.util.amounts import amount, be
 
 #: The modules whose functions call Horovod's libraries.
 _HOROVODS = (mpi_ops.__name__, "horovod.common.basics")
@@ -61,7 +62,8 @@ def in_flight() -> str:
     Call it while :func:`others_wait`.
     """
     if mpi_ops._handle_map:
-        return f"{len(mpi_ops._handle_map)} operations are under way"
+        count = len(mpi_ops._handle_map)
+        return f"{amount(count, 'operation')} {be(count)} under way"
     frames = sys._current_frames()
     for thread in threading.enumerate():
         if thread.ident != threading.get_ident() and _is_inside(frames.get(thread.ident or 0)):

@@ -48,6 +48,7 @@ from hvd_autosync.runtime.exchange.reaching import (
 )
 from hvd_autosync.runtime.measure.compute_timer import Waiting
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, own_class, steps_by_element
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.weak_methods import weakly
 
 _HINT = "Leave the knob order out of the strategy, or set it to 'arrival'."
@@ -247,8 +248,8 @@ class DeferredUpdate:
         if count and why not in self._warned:
             self._warned.add(why)
             warn_on_rank_0(
-                f"order 'priority': the steps of at least {count} parameters are not deferred: "
-                f"they are {why}"
+                f"order 'priority': the steps of at least {amount(count, 'parameter')} are not "
+                f"deferred: {'it is' if count == 1 else 'they are'} {why}"
             )
 
     def _settle(self, bucket: Bucket) -> None:

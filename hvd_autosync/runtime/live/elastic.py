@@ -22,6 +22,7 @@ from hvd_autosync.runtime.collectives.initialization import watch_initialization
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.live.helper import Helper
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.print_line import print_line
 
 #: So many trials in a row in which ranks have vanished, as a process has seen, end the tuning.
@@ -65,6 +66,6 @@ class ElasticTuning:
             return
         first = rank() == 0
         if first and self._again:
-            count = f"{size()} rank{'s' * (size() != 1)}"
-            print_line(f"the elastic job goes on with {count}, and its tuning starts over")
+            ranks = amount(size(), "rank")
+            print_line(f"the elastic job goes on with {ranks}, and its tuning starts over")
         self._tuning.start_over(self._start_helper() if first else None)

@@ -20,6 +20,7 @@ from hvd_autosync.runtime.state.states import (
     take_states,
 )
 from hvd_autosync.runtime.sync.averaging import Averaging
+from hvd_autosync.util.amounts import amount
 
 #: Types of the tensors that are averaged.
 _AVERAGED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -67,7 +68,7 @@ def equalize_states(name: str, optimizer: Any, averaging: Averaging) -> None:
         received = tell_all(encode_entries(entries), f"{name}.of_first")
         if rank() != 0:
             take_states(optimizer, {each.place: each.state for each in decode_entries(received)})
-        count = "1 parameter" if len(of_first) == 1 else f"{len(of_first)} parameters"
+        count = amount(len(of_first), "parameter")
         warn_on_rank_0(
             f"states of the optimizer for {count} become those of rank 0: they hold values that "
             "differ between ranks and cannot be averaged"

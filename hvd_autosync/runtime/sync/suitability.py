@@ -12,6 +12,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import once_per_rank
 from hvd_autosync.runtime.state.group_swap import own_class
 from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.util.amounts import amount, be
 
 _HINT = "Leave the protocol knobs out of the strategy of this script."
 _ALONE_HINT = "Leave the knob stragglers at none for a script with several optimizers."
@@ -99,10 +100,11 @@ def check_owned(optimizer: Any) -> None:
         for parameter in group["params"]
         if parameter.grad is not None and parameter not in owned
     ]
-    if others:
+    if count := len(others):
         raise ConfigurationError(
-            f"{len(others)} parameters were frozen when the optimizer was wrapped, and are trained "
-            "now: no parameter server has them, and Horovod does not reduce their gradients either",
+            f"{amount(count, 'parameter')} {be(count, past=True)} frozen when the optimizer was "
+            f"wrapped, and {be(count)} trained now: no parameter server has what was frozen then, "
+            "and Horovod does not reduce its gradients either",
             hint="Wrap a new optimizer when layers are unfrozen, or freeze them after wrapping.",
         )
 

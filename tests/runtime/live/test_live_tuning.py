@@ -116,7 +116,7 @@ class Attached:
             on_all(lambda: 1 // (1 - rank()), "ports", "ranks cannot serve", "Open a port.")
         steps = self.tunings[rank()]._steps
         if steps < self.not_before:
-            raise NotNowError("not now: 1 operations are under way on rank 1", hint="Wait.")
+            raise NotNowError("not now: 1 operation is under way on rank 1", hint="Wait.")
         self.counts.append(len(optimizers))
         self.by_rank.setdefault(rank(), []).append((steps, strategy))
 
@@ -556,7 +556,7 @@ def test_where_operations_are_always_under_way_tuning_ends(
     train(attached, helper, lambda _: [4000])
     assert not attached.by_rank
     assert {m["type"] for m in helper.sent} == {"begin", "begun", "postponed", "refused"}
-    assert "after each step not now: 1 operations" in capsys.readouterr().err
+    assert "after each step not now: 1 operation is" in capsys.readouterr().err
 
 
 def test_operations_that_end_are_waited_for(attached: Attached) -> None:

@@ -355,7 +355,7 @@ def case_operations_under_way_are_waited_for():
         own = torch.ones(3)
         if hvd.rank() == late:
             handles = [hvd.allreduce_async_(own, name="late", op=hvd.Sum)]
-        with raises(NotNowError, f"1 operations are under way on rank {late}"):
+        with raises(NotNowError, f"1 operation is under way on rank {late}"):
             again({CACHE: "3"})
         assert CACHE not in os.environ and hvd.mpi_ops.mpi_lib is library
         if hvd.rank() != late:
