@@ -20,6 +20,8 @@ from hvd_autosync.util.amounts import amount, be
 
 #: The modules whose functions call Horovod's libraries.
 _HOROVODS = (mpi_ops.__name__, "horovod.common.basics")
+#: The numbers of all signals, which never change: to list them takes 0.1 to 0.2 ms.
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 class _Gate:
@@ -95,9 +97,7 @@ def signals_wait() -> Iterator[None]:
         return
     received: list[int] = []
     handlers = {
-        number: handler
-        for number in signal.valid_signals()
-        if callable(handler := signal.getsignal(number))
+        number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))
     }
     with contextlib.ExitStack() as stack:  # all of this, also if a handler raises an exception
         stack.callback(_raise_all, received)

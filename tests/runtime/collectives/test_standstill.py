@@ -29,6 +29,18 @@ def test_a_signal_is_handled_once_the_context_is_left(handled: list[int]) -> Non
     assert handled == [signal.SIGUSR1]
 
 
+def test_all_signals_are_listed_once_and_not_at_each_boundary(
+    handled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list takes 0.1 ms and more, as long as the rest."""
+    listed: list[int] = []
+    monkeypatch.setattr(signal, "valid_signals", lambda: listed.append(1) or {signal.SIGUSR1})
+    with signals_wait():
+        signal.raise_signal(signal.SIGUSR1)
+        assert not handled
+    assert handled == [signal.SIGUSR1] and not listed
+
+
 def test_a_handler_that_raises_keeps_no_other_signal_from_being_handled(handled: list[int]) -> None:
     def fail(number: int, frame: FrameType | None) -> None:
         raise RuntimeError("handled")
