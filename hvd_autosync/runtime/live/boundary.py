@@ -25,6 +25,7 @@ class Agreement:
         clear: Whether rank 0 ends its trial: the step time is known well enough, or time is up.
         wait_steps: Steps until the next boundary, 1 or more.
         message: What rank 0 has received; ``None`` if nothing, or if it is not ``possible``.
+        moved: Whether some rank has made this step in another thread than its first one.
     """
 
     complete: bool
@@ -34,6 +35,14 @@ class Agreement:
     clear: bool
     wait_steps: int
     message: Message | None
+    moved: bool = False
+
+    @property
+    def obstacle(self) -> str:
+        """Why ranks cannot act now, although all are there and nothing is under way."""
+        if self.moved:
+            return "some rank makes its steps in more than one thread"
+        return "in each step some rank computes gradients of the next one before the end"
 
 
 def meet(
@@ -43,6 +52,7 @@ def meet(
     slow: bool,
     clear: bool,
     wait_steps: int,
+    moved: bool,
     receive: Callable[[], Message | None] | None,
 ) -> Agreement:
     """Agree with the other ranks; a collective, also beside ``join()``.
@@ -55,11 +65,12 @@ def meet(
         slow: Whether this rank votes to end the trial as too slow.
         clear: As in :class:`Agreement`; from rank 0.
         wait_steps: Steps until the next boundary; from rank 0.
+        moved: Whether this rank has made the step in another thread than its first one.
         receive: On rank 0: returns what it has to tell; elsewhere ``None``.
     """
     root = receive is not None
-    told = [1, ready, over, slow, clear and root, wait_steps if root else 0]
-    present, are_ready, are_over, are_slow, is_clear, wait = allreduce(
+    told = [1, ready, over, slow, clear and root, wait_steps if root else 0, moved]
+    present, are_ready, are_over, are_slow, is_clear, wait, have_moved = allreduce(
         torch.tensor(told, device="cpu"), name="hvd_autosync.live.boundary", op=Sum
     ).tolist()
     everyone = size()
@@ -71,4 +82,6 @@ def meet(
         text = tell_all(json.dumps(received).encode() if received else b"", "live")
         message = json.loads(text) if text else None
     over, slow = are_over == everyone, are_slow == everyone
-    return Agreement(complete, possible, over, slow, is_clear > 0, max(wait, 1), message)
+    return Agreement(
+        complete, possible, over, slow, is_clear > 0, max(wait, 1), message, have_moved > 0
+    )

@@ -227,6 +227,7 @@ class LiveTuning(JoinHook):
             slow=trial is not None and trial.slow(),
             clear=trial is not None and (trial.clear() or trial.out_of_time),
             wait_steps=self._wait_steps(),
+            moved=self._moved(),
             receive=self._receive if rank() == 0 else None,
         )
 
@@ -237,10 +238,7 @@ class LiveTuning(JoinHook):
             self._impossible = self._impossible + 1 if stuck else 0
         may_refuse = bool(self._refusal) and not self._begun
         if self._impossible > (_PATIENCE_TO_REFUSE if may_refuse else _PATIENCE):
-            reason = (
-                self._busy
-                or "in each step some rank computes gradients of the next one before the end"
-            )
+            reason = self._busy or agreed.obstacle
             self._refuse(reason) if may_refuse else self._give_up(with_remedy(reason))
             return
         if agreed.possible:
@@ -281,9 +279,11 @@ class LiveTuning(JoinHook):
         self._postponed = {"type": "stop", "reason": reason}
         self._boundary_at = self._steps + 1
 
+    def _moved(self) -> bool:
+        return threading.get_ident() != self._thread
+
     def _ready(self) -> bool:
-        trains = threading.get_ident() == self._thread
-        return trains and not any(has_begun(each) for each in switchable(self.living()))
+        return not (self._moved() or any(has_begun(each) for each in switchable(self.living())))
 
     def _begin(self) -> None:
         """Tell the helper about the job, once all ranks are there."""

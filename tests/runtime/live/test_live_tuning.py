@@ -369,6 +369,23 @@ def test_where_gradients_are_always_begun_tuning_ends(
     assert "before the end" in capsys.readouterr().err
 
 
+def test_where_steps_are_made_in_several_threads_tuning_ends_with_that_reason(
+    attached: Attached, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On all ranks, though one rank does so, which is not the one that says why."""
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        tuning._thread = rank()  # which is no thread's number on rank 1, and unknown yet on rank 0
+
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda _: [4000], before_step=before)
+    assert not attached.by_rank
+    (refused,) = helper.sent
+    assert refused["type"] == "refused" and "in more than one thread" in refused["reason"]
+    said = capsys.readouterr().err
+    assert "in more than one thread" in said and "before the end" not in said
+
+
 def test_where_gradients_are_begun_from_a_trial_on_tuning_ends_under_the_best(
     attached: Attached, capsys: pytest.CaptureFixture[str]
 ) -> None:
