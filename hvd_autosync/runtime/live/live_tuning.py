@@ -91,7 +91,7 @@ class LiveTuning(JoinHook):
     def __init__(self, helper: Helper | None, refusal: str = "") -> None:
         self.profiling, self.losses = Profiling(), Losses()
         self._refusal = refusal
-        self._optimizers, self.vanished = Optimizers(), Vanished()
+        self._optimizers, self.vanished = Optimizers(self.unlike_others), Vanished()
         self.own_because, self.barred, self.watch = "", "", current.watch
         self._epochs = Epochs(self)
         self._epochs.call_on_begin(self._epoch_begins)
@@ -103,6 +103,7 @@ class LiveTuning(JoinHook):
         """Count and tune from here on."""
         self._helper, self._line = helper, HelperLine(helper, self.vanished)
         self.profiling.close()
+        self._optimizers.watch_saves()
         self._classifier = StepClassifier()
         self._steps, self._boundary_at = 0, 1
         self._begun = self._ended = False
@@ -121,8 +122,7 @@ class LiveTuning(JoinHook):
         #: The thread that trains; strategies change in no other one. 0: no step was made yet.
         self._thread = 0
         self._clock = StepClock(perf_counter())
-        self._untypical = False
-        self.failed = False
+        self._untypical = self.failed = False
         self._after_study = AfterStudy(self._send)
 
     # Events of the training
@@ -134,8 +134,6 @@ class LiveTuning(JoinHook):
         self._optimizers.add(optimizer, owned)
         self._late = True
         self.unlike_others()
-        # A step in which the script saves a checkpoint takes longer.
-        optimizer.register_state_dict_pre_hook(lambda _: self.unlike_others())
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
@@ -425,6 +423,8 @@ class LiveTuning(JoinHook):
         if self._strategy in (Strategy(), current.strategy):  # its step time may be known
             self._after_study.end()
             current.watch = self.watch
+        if not self._after_study.now:  # else steps are still watched for drift
+            self._optimizers.ignore_saves()
         if rank() == 0:
             what = "live tuning has ended" if self._clock.tuned else "this training is not tuned"
             print_line(f"{what}: {reason}")

@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
+
+from torch.utils.hooks import RemovableHandle
 
 
 class Optimizers:
-    """Optimizers in the order of their creation; weak, so that the script can drop them."""
+    """Optimizers in the order of their creation; weak, so that the script can drop them.
 
-    def __init__(self) -> None:
+    Args:
+        on_save: Called when the script asks one of them for its states, as for a checkpoint: such a
+            step takes longer.
+    """
+
+    def __init__(self, on_save: Callable[[], None]) -> None:
         self._fixed: dict[weakref.ref[Any], frozenset[str]] = {}
+        self._on_save = on_save
+        self._watches = True
+        self._hooks: list[RemovableHandle] = []
 
     def add(self, optimizer: Any, fixed: frozenset[str]) -> None:
         """Add one whose call fixes these knobs."""
         self._fixed[weakref.ref(optimizer)] = fixed
+        if self._watches:
+            self._hook(optimizer)
+
+    def watch_saves(self) -> None:
+        """Call ``on_save`` from now on, as at the beginning."""
+        self.ignore_saves()
+        self._watches = True
+        for optimizer in self.living:
+            self._hook(optimizer)
+
+    def ignore_saves(self) -> None:
+        """Leave nothing of ours in the optimizers, and do not call ``on_save`` any more."""
+        self._watches = False
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _hook(self, optimizer: Any) -> None:
+        hook = optimizer.register_state_dict_pre_hook(lambda _: self._on_save())
+        self._hooks.append(hook)
 
     @property
     def all(self) -> list[Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from typing import Any
 
 import pytest
+from torch.utils.hooks import RemovableHandle
 
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
 
@@ -50,9 +52,12 @@ class Optimizer:
 
     def __init__(self) -> None:
         self._sync = Synchronizer()
+        self.hooks: OrderedDict[int, Any] = OrderedDict()
 
-    def register_state_dict_pre_hook(self, hook: Any) -> None:
-        pass
+    def register_state_dict_pre_hook(self, hook: Any) -> RemovableHandle:
+        handle = RemovableHandle(self.hooks)
+        self.hooks[handle.id] = hook
+        return handle
 
 
 def in_trial(tuning: LiveTuning, strategy: Strategy) -> None:
@@ -86,6 +91,7 @@ def test_all_but_the_optimizers_starts_over(
         assert (tuning._steps, tuning._trial, tuning._strategy) == (0, None, Strategy())
         assert tuning.living() == [kept] and kept._sync.starts == 1
         assert tuning._optimizers.fixed == ("buckets",)
+        assert len(kept.hooks) == 1, "the same, and no second one"
 
     ThreadRanks(1, seed=0).run(body)
     assert "goes on with 1 rank, and its tuning starts over" in capsys.readouterr().err

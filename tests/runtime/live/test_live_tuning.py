@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -20,6 +21,7 @@ pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setu
 from horovod.common.exceptions import HorovodInternalError
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.hooks import RemovableHandle
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime import current
@@ -57,9 +59,16 @@ class Optimizer:
         self._sync = Synchronizer(SyncPlan())
         self._allreduce_delay = {"weight": 1}
         self.param_groups: list[dict[str, Any]] = []
+        self.hooks: OrderedDict[int, Callable[[Any], None]] = OrderedDict()
 
-    def register_state_dict_pre_hook(self, hook: Callable[[Any], None]) -> None:
-        self.saves = hook
+    def register_state_dict_pre_hook(self, hook: Callable[[Any], None]) -> RemovableHandle:
+        handle = RemovableHandle(self.hooks)
+        self.hooks[handle.id] = hook
+        return handle
+
+    def state_dict(self) -> None:
+        for hook in self.hooks.values():
+            hook(self)
 
 
 class Helper:
@@ -336,12 +345,40 @@ def test_a_strategy_for_which_some_rank_has_no_port_is_the_result(attached: Atta
 def test_unlike_steps_are_not_measured(attached: Attached) -> None:
     def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
         if number % 5 == 0:
-            optimizer.saves(optimizer)
+            optimizer.state_dict()
 
     helper = Helper(trial(FAST))
     train(attached, helper, lambda _: [60], before_step=before)
     (result,) = helper.results()
     assert {len(each.step_s) for each in result.ranks} in ({9}, {10}), "one or two were unlike"
+
+
+@pytest.mark.parametrize(
+    ("answers", "hooks"),
+    [
+        ((trial(FAST),), {1}),  # it goes on
+        ((trial(FAST), LOST), {0}),
+        # Steps with a checkpoint are not compared with others: the drift is still watched.
+        (({"type": "train", "expected_step_s": 9.0, **named(FAST)},), {1}),
+        (({"type": "train", "expected_step_s": 9.0, **named(FAST)}, LOST), {1}),
+    ],
+)
+def test_no_hook_stays_in_an_optimizer_once_nothing_is_measured(
+    answers: tuple[Message, ...],
+    hooks: set[int],
+    attached: Attached,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(current, "watch", None)
+    kept: list[Optimizer] = []
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if number == 100:
+            kept.extend([optimizer, Optimizer()])
+            tuning.optimizer_created(kept[-1], frozenset())  # late, with hooks as the other
+
+    train(attached, Helper(*answers), lambda _: [200], before_step=before)
+    assert len(kept) == 4 and {len(each.hooks) for each in kept} == hooks
 
 
 def test_begun_gradients_are_waited_for(attached: Attached) -> None:
