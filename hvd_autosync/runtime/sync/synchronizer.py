@@ -109,6 +109,7 @@ class Synchronizer:
             return
         self._check(self.plan, names)
         self._make_method(self.plan, names)
+        _warn_of_empty_classes(self.plan, {name for _, name in names.values()})
 
     def check(self) -> None:
         """Check that ranks have the same parameters for the plan; a collective.
@@ -252,7 +253,6 @@ class Synchronizer:
     def _make_method(self, plan: SyncPlan, names: Names) -> None:
         """Create the methods of a plan, the innermost first; a collective."""
         optimizer = self._owner
-        _warn_of_empty_classes(plan, {parameter_class for _, parameter_class in names.values()})
         if plan.lossy:
             watch_scalers()
         # Several optimizers may have first parameters of the same name.
@@ -311,6 +311,11 @@ def switch(optimizer: Any, plan: SyncPlan) -> None:
 
 
 def _warn_of_empty_classes(plan: SyncPlan, present: set[str]) -> None:
+    """Warn of a plan that the optimizer begins with, and that may name parameters wrongly.
+
+    Live tuning takes names from the profile of the model, whose parameters several optimizers may
+    share: a class that one of them lacks is no mistake there.
+    """
     for parameter_class in PARAMETER_CLASSES:
         special = plan.effective_exchange.of(parameter_class) != ClassPlan()
         if special and parameter_class not in present and rank() == 0:

@@ -290,3 +290,21 @@ def test_error_feedback_ends_with_a_step_of_a_plan_without_it(steps: int, begin:
         assert {*kept()} == {*before}
 
     ThreadRanks(2).run(body)
+
+
+def test_a_class_without_parameters_is_warned_of_where_an_optimizer_begins_with_it(
+    begin: Any, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Live tuning switches all optimizers of a script to one plan, whose names are never wrong."""
+    sliced = ExchangePlan(1, large=ClassPlan(slices=2))
+    plan = SyncPlan(sliced, {"large": ("of another optimizer",)})
+
+    def body() -> int:
+        own = begin(_SHAPES, SyncPlan())
+        own.sync.switch(plan)
+        own.sync.switch(SyncPlan())
+        return len([each for each in recwarn if "is of class large" in str(each.message)])
+
+    assert ThreadRanks(2).run(body) == [0, 0]
+    ThreadRanks(2).run(lambda: begin(_SHAPES, plan))
+    assert "is of class large" in str(recwarn.pop(UserWarning).message)
