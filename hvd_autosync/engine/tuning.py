@@ -185,7 +185,7 @@ def tune(
     judged_by = "" if judged is None else judged.study_id
     settings = replace(settings_of(options), excluded=excluded, judged_by=judged_by)
     if known is not None:
-        if not unfit:
+        if not unfit and options.reuse != "never":
             # Few trials suffice: by default it learns from related studies, such as the earlier.
             settings = replace(settings, trials=min(settings.trials, RETUNE_TRIALS), retune=True)
         listener.on_notice(f"tuning again after study {known.study_id}: {again}")

@@ -174,6 +174,15 @@ def options(folder: Path, **given: Any) -> Options:
     return Options(store=str(folder / "traces.db"), mode="live", trials=4, **given)
 
 
+def numeric_options(folder: Path, reuse: str) -> Options:
+    """Options with a space file under which knobs that have choices are fixed."""
+    space = folder / "space.toml"
+    space.write_text(
+        '[knobs.bucket_rule]\nfixed = "ordered"\n[knobs.large_exchange]\nfixed = "allreduce"\n'
+    )
+    return options(folder, reuse=reuse, space=str(space))
+
+
 def test_what_needs_process_sets_is_not_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,15 +407,27 @@ def test_trials_that_are_faster_than_the_default_cost_no_time(tmp_path: Path) ->
     assert f"under the default they take {span_text(100 * conclusion.default_s)}" in line
 
 
-@pytest.mark.parametrize("reuse", ["auto", "never"])
-def test_drift_opens_the_search_again(tmp_path: Path, reuse: str) -> None:
+@pytest.mark.parametrize(
+    ("reuse", "restarted"), [("auto", False), ("auto", True), ("never", False), ("never", True)]
+)
+def test_drift_opens_the_search_again(
+    tmp_path: Path, reuse: str, restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A short one after the earlier study, or one from the beginning where nothing is reused."""
+    chosen = numeric_options(tmp_path, reuse)
+    store = TraceStore(chosen.store)
+    if restarted:
+        with pytest.raises(TrainingLost):
+            study_of(SimulatedTraining(dies_in=2), chosen)[0].run()
+        (lost,) = store.studies()
+        store.let_go(lost.study_id)
+        monkeypatch.setenv(RESTARTED_VARIABLE, lost.study_id)
     simulated = SimulatedTraining(drifts=1)
-    study, switches = study_of(simulated, options(tmp_path, reuse=reuse))
+    study, switches = study_of(simulated, chosen)
     with pytest.raises(TrainingEnded):
         study.run()
     first, second = (record for record, _ in switches)
-    store = TraceStore(str(tmp_path / "traces.db"))
+    assert not restarted or first.study_id == lost.study_id, "it is resumed"
     assert store.study(first.study_id).drift == ("steps have become slower",)
     assert second.study_id != first.study_id
     assert second.settings["retune"] is (reuse == "auto")
@@ -486,10 +507,7 @@ def test_a_training_that_is_started_again_does_not_fail_in_the_same_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reuse: str
 ) -> None:
     """Also where all knobs of the trial that differ are numbers, which no later job leaves out."""
-    (tmp_path / "space.toml").write_text(
-        '[knobs.bucket_rule]\nfixed = "ordered"\n[knobs.large_exchange]\nfixed = "allreduce"\n'
-    )
-    chosen = options(tmp_path, reuse=reuse, space=str(tmp_path / "space.toml"))
+    chosen = numeric_options(tmp_path, reuse)
     store = TraceStore(chosen.store)
     with pytest.raises(TrainingLost):
         study_of(SimulatedTraining(dies_in=2), chosen)[0].run()
