@@ -7,6 +7,8 @@ How long a trial has hung before it was ended does not count among these.
 from __future__ import annotations
 
 import time
+from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -81,13 +83,31 @@ def train_live(
         strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
         what = f"the training failed in the trial of {strategy}"
         if restarted or datetime.fromisoformat(failed.asked_at) - began > _EARLY:
-            never = options.reuse == "never"
-            again = "with --autosync-reuse auto" if never else "again"
-            _say(f"{what}; run the same command {again} to tune without it")
+            _say(f"{what}; run the same command {_again(job, options, begins)}")
             return ended
         _say(f"{what}, which is not tried again; starting the training again")
         restarted = True
         variables[RESTARTED_VARIABLE] = failed.study_id
+
+
+def _again(job: Job, options: Options, begins: Strategy | None) -> str:
+    """Return how to run a job again, and what it does then, without the strategy that has failed.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        begins: As of :func:`hvd_autosync.engine.study_options.tuning_key`.
+    """
+    if options.reuse != "never":
+        return "again to tune without it"
+    from hvd_autosync.engine.mode import usable_study
+    from hvd_autosync.traces import TraceStore
+
+    known = None
+    with suppress(StoreError), closing(TraceStore(options.store)) as store:
+        known = usable_study(store, job, replace(options, reuse="auto"), begins)
+    does = "tune without it" if known is None else f"use the result of study {known.study_id}"
+    return f"with --autosync-reuse auto to {does}"
 
 
 def _failed_in_trial(

@@ -13,10 +13,12 @@ pytest.importorskip("horovod", reason="Horovod is not installed: make setup buil
 from hvd_autosync.commands import live_train
 from hvd_autosync.engine import live
 from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.engine.training import RunOutcome
 from hvd_autosync.errors import SpaceError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host, Strategy
+from hvd_autosync.traces import StudyStatus, TraceStore
 from hvd_autosync.traces.records import timestamp
 from hvd_autosync.util.variables import RESTARTED_VARIABLE
 
@@ -89,6 +91,28 @@ def test_the_next_run_tunes_without_a_late_failure_if_it_reuses_the_study(
     monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(1))
     live_train.train_live(JOB, Options(mode="live", reuse=reuse))
     assert f"{said} tune without it" in capsys.readouterr().err
+
+
+def test_the_next_run_is_said_to_use_an_earlier_result_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would not tune: under ``auto`` a finished study is used before one that has failed."""
+    options = Options(mode="live", reuse="never", store=str(tmp_path / "traces.db"))
+    store = TraceStore(options.store)
+    known = store.create_study(
+        job_key=tuning_key(JOB, options, {}), command=(), settings={}, versions={}
+    )
+    store.finish(known.study_id, StudyStatus.FINISHED, {}, Strategy())
+    asked = timestamp(datetime.now(timezone.utc) + timedelta(minutes=6))
+    failed = SimpleNamespace(study_id="5", strategy=Strategy({"buckets": 3}), asked_at=asked)
+    monkeypatch.setattr(live, "failed_trial", lambda *_: failed)
+    monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(1))
+    live_train.train_live(JOB, options)
+    said = capsys.readouterr().err
+    assert f"with --autosync-reuse auto to use the result of study {known.study_id}" in said
+    store.keep_drift(known.study_id, ["steps have become slower"])
+    live_train.train_live(JOB, options)
+    assert "with --autosync-reuse auto to tune without it" in capsys.readouterr().err
 
 
 def test_a_training_that_fails_in_another_trial_is_not_started_for_a_third_time(
