@@ -31,6 +31,7 @@ from hvd_autosync.search_space import CATALOGUE, Strategy
 from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.study.fallbacks import is_excluded, without_excluded
 from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.traces.location import check_creatable
 from hvd_autosync.traces.records import timestamp
 from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.util.printable import printable
@@ -157,6 +158,8 @@ def run_recurring(job: Job, options: Options) -> int:
     """
     plans = options.tune_only or options.dry_run
     store = TraceStore(options.store, create=not plans, or_empty=True)
+    if plans:
+        check_creatable(options.store)
     next_run = plan_run(job, options, store)
     _say(_beginning(job, options, next_run))
     if next_run.notice:

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from hvd_autosync.engine.options import Options
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.reporting.console import PrintableConsole
 from hvd_autosync.reporting.space import applies_when, catalogue_table, space_table
 from hvd_autosync.reporting.words import steps_text
@@ -27,6 +28,7 @@ from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.traces.location import check_creatable
 from hvd_autosync.util.amounts import amount
 
 #: Number of cores of a rank that every rule treats as several.
@@ -46,7 +48,7 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
     Raises:
         ConfigurationError: The space file cannot be used, an elastic job cannot be tuned, or
             ``reuse`` is ``only`` and there is nothing to reuse.
-        StoreError: The store cannot be read.
+        StoreError: The store cannot be read, or not be created.
     """
     console = console or PrintableConsole()
     for each in plan(job, options):
@@ -62,6 +64,8 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     restrictions = load_restrictions(options.space, options.allow)
     where = _where(job, options)
     store = TraceStore(options.store, create=False, or_empty=True)
+    if _stores_here(job, options):
+        check_creatable(options.store)
     if options.reuse == "never":  # the run does not read its conclusion, which may be damaged
         reused, again = None, ""
         known = store.find_finished(tuning_key(job, options, restrictions))
@@ -81,6 +85,12 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     )
     if reused is not None or options.reuse != "only":
         yield f"The trace is stored in {store.name}."
+
+
+def _stores_here(job: Job, options: Options) -> bool:
+    """Return whether the store is used from this host, and not from that of a remote rank 0."""
+    in_place = job.elastic or options.mode == "live"
+    return not in_place or job.hosts[0] not in remote_hosts(job)
 
 
 def _where(job: Job, options: Options) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote_plus
@@ -212,7 +213,32 @@ def prepare_file(file: Path) -> None:
                     hint="Name another file, or none to use the default store.",
                 ) from None
     except OSError as error:
-        raise StoreError(
-            f"cannot use {file} as a trace store: {error.strerror}",
-            hint="Name a file in a folder that you may write to.",
-        ) from error
+        raise _unusable(file, error) from error
+
+
+def check_creatable(location: str | os.PathLike[str] | None) -> None:
+    """Check that the file of a store that does not exist could be created, and create nothing.
+
+    Args:
+        location: As for :func:`resolve_location`.
+
+    Raises:
+        StoreError: It could not.
+    """
+    file = resolve_location(location).file
+    if file is None or is_there(file):
+        return
+    folder = Path(os.path.realpath(file)).parent
+    while not is_there(folder):
+        folder = folder.parent
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # where possible one that never has a name
+    except OSError as error:
+        raise _unusable(file, error) from error
+
+
+def _unusable(file: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"cannot use {file} as a trace store: {error.strerror}",
+        hint="Name a file in a folder that you may write to.",
+    )

@@ -326,6 +326,8 @@ def test_a_dry_run_launches_nothing(
     assert run_recurring(JOB, replace(options, dry_run=True)) == 0
     assert "f = 1 of the work under BSP" in capsys.readouterr().err
     assert options.store is not None and not Path(options.store).exists()
+    with pytest.raises(StoreError, match=r"cannot use /proc/traces\.db as a trace store"):
+        run_recurring(JOB, replace(options, dry_run=True, store="/proc/traces.db"))
 
 
 def test_protocol_knobs_of_a_winner_give_way() -> None:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from hvd_autosync.engine.options import Options
-from hvd_autosync.errors import ConfigurationError, TraceFormatError
+from hvd_autosync.errors import ConfigurationError, StoreError, TraceFormatError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.reporting import plan as plan_module
 from hvd_autosync.reporting.plan import print_plan
@@ -157,6 +157,20 @@ def test_a_dry_run_creates_no_store(mode: str, elastic: bool, tmp_path: Path) ->
     assert "The plan: measure the default strategy" in text
     assert "The trace is stored in" in text
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["launched", "live", "auto"])
+def test_a_dry_run_says_that_the_store_cannot_be_created(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Job(JOB.options, JOB.command, (Host("localhost", 4),))
+    for name in ("/proc/missing.db", str(tmp_path)):
+        with pytest.raises(StoreError, match=f"cannot use {name} as a trace store") as caught:
+            printed(here, SimpleNamespace(name=name), mode=mode)
+        assert "Name a file in a folder that you may write to" in caught.value.hint
+    monkeypatch.setattr(plan_module, "remote_hosts", lambda job: [*job.hosts])
+    if mode == "live":  # the helper of rank 0 creates it on that host
+        printed(here, SimpleNamespace(name="/proc/missing.db"), mode=mode)
 
 
 def test_there_is_no_plan_where_nothing_can_be_reused(store: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hvd_autosync.api.results import Study
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.traces.location import (
+    check_creatable,
     default_store_url,
     has_secrets,
     prepare_file,
@@ -148,6 +149,24 @@ def test_places_that_cannot_be_files(tmp_path: Path, place: str) -> None:
     with pytest.raises(StoreError, match="folder that you may write to") as caught:
         prepare_file(tmp_path / place)
     assert str(tmp_path / place) in caught.value.message
+
+
+@pytest.mark.parametrize("place", ["/proc/traces.db", "/proc/new/folder/traces.db"])
+def test_where_no_store_can_be_created_that_is_known_before(place: str) -> None:
+    """Also to root, whom the modes of a folder do not stop."""
+    with pytest.raises(StoreError, match="folder that you may write to") as caught:
+        check_creatable(place)
+    assert f"cannot use {place} as a trace store: " in caught.value.message
+
+
+def test_to_ask_whether_a_store_can_be_created_leaves_nothing(tmp_path: Path) -> None:
+    for location in (tmp_path / "traces.db", tmp_path / "new" / "folder" / "traces.db"):
+        check_creatable(location)
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "traces.db").write_bytes(b"x")
+    check_creatable(tmp_path / "traces.db")  # whoever opens it says more
+    for location in ("sqlite://", "postgresql://user@host/traces"):
+        check_creatable(location)
 
 
 @pytest.mark.parametrize(
