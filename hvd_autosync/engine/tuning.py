@@ -345,7 +345,7 @@ class _Tuning:
             self._beat(study)
             self._listener.on_trial_progress(study, trial, progress)
 
-        limits = replace(self._limits, total_s=study.left_s)
+        limits = replace(self._limits, total_s=study.left_for(trial.kind))
         return self._runner.run(spec, limits, report)
 
     def _beat(self, study: AskTellStudy) -> None:

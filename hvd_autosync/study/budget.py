@@ -43,6 +43,16 @@ class Budget:
         return math.inf if minutes is None else 60 * minutes - _spent_s(self._trials)
 
     @property
+    def _judging_left_s(self) -> float:
+        """Seconds that are left of the minutes of quality trials."""
+        judging = [trial for trial in self._trials if trial.kind == "quality"]
+        return 60 * self._settings.quality_minutes - _spent_s(judging)
+
+    def left_for(self, kind: str) -> float:
+        """Return the seconds that are left for a trial of this kind; infinite without a limit."""
+        return min(self.left_s, self._judging_left_s) if kind == "quality" else self.left_s
+
+    @property
     def _minutes(self) -> str:
         return amount(self._settings.minutes or 0, "minute")
 
@@ -135,8 +145,7 @@ class Budget:
         Args:
             steps: Its steps, each as long as the default's.
         """
-        minutes = self._settings.quality_minutes
-        left_s = 60 * minutes - _spent_s([t for t in self._trials if t.kind == "quality"])
+        minutes, left_s = self._settings.quality_minutes, self._judging_left_s
         if left_s <= 0:
             return f"the limit of {amount(minutes, 'minute')} of quality trials is reached"
         least_s = self.judging_s(steps)

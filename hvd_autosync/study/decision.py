@@ -195,9 +195,9 @@ class Decision:
         return found
 
     def _ran_out(self, trial: TrialRecord) -> bool:
-        """Return whether a quality or confirming trial has used up the tuning's minutes."""
+        """Return whether a quality or confirming trial was ended with the minutes of its kind."""
         cut = trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT
-        return cut and self._budget.left_s < self._budget.trial_s
+        return cut and self._budget.left_for(trial.kind) < self._budget.trial_s
 
     def _explore(self) -> tuple[Suggestion | None, str]:
         """Return the next suggestion, or ``None`` with the reason to stop exploring."""

@@ -198,10 +198,9 @@ class AskTellStudy:
             return None
         return self._decision(self._counted()).proven()
 
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left of the study's minutes; infinite without a limit."""
-        return Budget(self.settings, self.history).left_s
+    def left_for(self, kind: str) -> float:
+        """Return the seconds that are left for a trial of this kind; infinite without a limit."""
+        return Budget(self.settings, self.history).left_for(kind)
 
     def decide(self) -> TrialRequest | Conclusion:
         """Return what :meth:`ask` would do now, without writing to the store.

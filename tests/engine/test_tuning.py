@@ -1,5 +1,6 @@
 """What a tuning tells its trials, and when it searches at all."""
 
+import math
 import sqlite3
 import time
 from collections.abc import Callable
@@ -40,7 +41,8 @@ from hvd_autosync.search_space.trial import RankReport, TrialSpec
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
-from hvd_autosync.study.values import Conclusion, StudySettings
+from hvd_autosync.study.study import AskTellStudy
+from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import Fallback, StudyStatus, TraceStore, outage
 from hvd_autosync.util.versions import versions
 
@@ -455,6 +457,18 @@ def test_no_trial_runs_beyond_the_minutes(tmp_path: Path, measured: int) -> None
             tune(job, options, MagicMock(), runner=runner)
     (limit_s,) = limits
     assert 0.0 < limit_s <= 60.0
+
+
+def test_a_quality_trial_ends_with_the_minutes_of_quality_trials(tmp_path: Path) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), allow=("codec",), quality_minutes=0.5)
+    store, runner = TraceStore(options.store), MagicMock()
+    study = AskTellStudy.create(store=store, settings=settings_of(options))
+    given = (job, options, {}, store, MagicMock(), runner, False, (), {}, lambda: False, None)
+    for kind, limit_s in (("default", math.inf), ("quality", 30.0)):
+        tuning._Tuning(*given)._run_trial(study, Trial(0, kind, Strategy(), 40, 1))
+        _, limits, _ = runner.run.call_args.args
+        assert limits.total_s == limit_s
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
@@ -21,3 +22,15 @@ def test_runs_whose_results_were_discarded_use_the_minutes_but_are_not_expected_
     quality = replace(twice, kind="quality")
     why = Budget(settings, [quality]).why_not_judge(40)
     assert why == "the limit of 0.5 minutes of quality trials is reached"
+
+
+def test_quality_trials_have_the_time_that_is_left_of_both_limits() -> None:
+    settings = StudySettings(minutes=1.0, quality_minutes=0.5)
+    result = TrialResult(TrialStatus.COMPLETED, total_s=20.0)
+    quality = TrialRecord("study", 0, "quality", Strategy(), "", "", {}, result)
+    other = replace(quality, kind="sobol")
+    budget = Budget(settings, [quality, other])
+    assert (budget.left_for("quality"), budget.left_for("confirm")) == (10.0, 20.0)
+    assert Budget(settings, [quality, other, other]).left_for("quality") == 0.0
+    unlimited = Budget(replace(settings, minutes=None), [quality])
+    assert (unlimited.left_for("quality"), unlimited.left_for("sobol")) == (10.0, math.inf)

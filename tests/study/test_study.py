@@ -34,6 +34,7 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
+from hvd_autosync.search_space.trial import OUT_OF_TIME
 from hvd_autosync.study import study as study_module
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, may_be_used, pruned
@@ -234,6 +235,35 @@ def test_judging_ends_when_its_minutes_are_used(tmp_path: Path) -> None:
     assert one.conclusion is not None
     assert "the limit of 3 minutes of quality trials" in one.conclusion.verdicts[0].reason
     assert one.conclusion.winner["compression"] == "none"
+
+
+@pytest.mark.parametrize(("minutes", "outcome"), [(30, Outcome.NOT_SHOWN), (300, Outcome.ADMITTED)])
+def test_a_quality_trial_that_its_minutes_end_shows_nothing(
+    tmp_path: Path, minutes: float, outcome: Outcome
+) -> None:
+    """Three of the four pairs that a verdict needs are whole then; what they show stays."""
+    one, alike = study(tmp_path, trials=8, quality_minutes=minutes), SimulatedJob()
+    job, whole_s = SimulatedJob(ruinous=True), 240.0
+    while (trial := one.ask()) is not None:
+        result = replace(job.result(trial), total_s=2.0)
+        if trial.kind == "quality":
+            left_s, (report,) = one.left_for("quality"), alike.result(trial).ranks
+            result = replace(result, ranks=(report,), total_s=whole_s)
+            if left_s < whole_s:
+                cut = replace(report, step_s=report.step_s[:15], losses=report.losses[:30])
+                result = replace(result, ranks=(cut,), total_s=left_s + 0.1)
+                result = replace(result, status=TrialStatus.CUT_SHORT, reason=OUT_OF_TIME)
+        one.tell(trial, result)
+    assert one.conclusion is not None
+    judging = [t.result for t in one.history if t.kind == "quality" and t.result is not None]
+    assert [each.status for each in judging[:7]] == [TrialStatus.COMPLETED] * 7
+    verdict = one.conclusion.verdicts[0]
+    assert verdict.outcome is outcome
+    if outcome is Outcome.NOT_SHOWN:
+        assert [each.status for each in judging[7:]] == [TrialStatus.CUT_SHORT]
+        assert verdict.pairs == 3 and "could not be shown to be as good in" in verdict.reason
+        assert "the limit of 30 minutes of quality trials is reached" in verdict.reason
+        assert one.conclusion.winner["compression"] == "none"
 
 
 def test_nothing_is_judged_if_no_verdict_fits_into_its_minutes(tmp_path: Path) -> None:
