@@ -64,7 +64,8 @@ def quality_lines(
     """Numbered lines for each lossy strategy that was judged, fastest first."""
     for row, each in enumerate(trade_offs(space, trials, conclusion), start=1):
         verdict = each.verdict
-        speedup = speedup_text(each.speedup) if math.isfinite(each.speedup) else "not measured"
+        measured = f"{speedup_text(each.speedup)} in its quality trials"
+        speedup = measured if math.isfinite(each.speedup) else "not measured"
         reason = f": {verdict.reason}" if verdict.reason else ""  # shared traces have none
         front = ", on the Pareto front" if each.on_front else ""
         yield f"{row}  {space.describe(verdict.strategy)}"
