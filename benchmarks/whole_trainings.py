@@ -14,7 +14,7 @@ elsewhere 1 % of what the default's metric has come from.
 For each judged candidate the result of the former rule is shown, too: it admits a candidate that is
 above the default of one seed by no more than two deviations of three seeds and 1 % of the loss.
 
-An existing output file is continued. About 20 minutes for each example and rate, judging
+An existing output file is continued. Half an hour or more for each example and rate, judging
 included; leave the machine alone meanwhile.
 """
 
