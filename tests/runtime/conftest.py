@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -155,21 +156,23 @@ def worker_command(spec: TrialSpec, script: str, *arguments: str) -> list[str]:
 @pytest.fixture(scope="session")
 def fork_worker() -> Iterator[list[str]]:
     """The beginning of a command that runs a program in a process with torch and Horovod loaded."""
-    with tempfile.TemporaryDirectory() as folder:
-        address = str(Path(folder, "forks"))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-            listening.bind(address)
-            listening.listen()
-            descriptor = listening.fileno()
-            server = subprocess.Popen(
-                [sys.executable, str(Path(__file__).parent / "forking.py"), str(descriptor)],
-                env=worker_environment(alone=False),
-                pass_fds=[descriptor],
-            )
+    here = Path(__file__).parent
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        for number in ("0", "1"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+                listening.bind(str(Path(folder, number)))
+                listening.listen()
+                words = [str(here / "forking.py"), str(listening.fileno()), str(os.getpid())]
+                server = subprocess.Popen(
+                    [sys.executable, *words],
+                    env=worker_environment(alone=False),
+                    pass_fds=[listening.fileno()],
+                    start_new_session=True,
+                )
+            stack.callback(server.wait)
+            stack.callback(server.kill)
         # Without ``site`` it starts in some milliseconds.
-        yield [sys.executable, "-IS", str(Path(__file__).parent / "forked.py"), address]
-        server.kill()
-        server.wait()
+        yield [sys.executable, "-IS", str(here / "forked.py"), folder]
 
 
 @pytest.fixture(scope="session")
@@ -216,12 +219,14 @@ def launch(fork_worker: list[str]) -> Callable[..., Ended]:
         script: str, *arguments: str, under: str = "gloo", limit_s: float = 280, **spec: Any
     ) -> Ended:
         command = [*fork_worker, *worker_command(make_spec(**spec), script, *arguments)]
+        environment = worker_environment(alone=under == "alone")
         if under != "alone":
             command = ["horovodrun", *LAUNCHERS[under], *command]
+            environment |= DRIVEN
         try:
             job = subprocess.run(
                 command,
-                env={**worker_environment(alone=under == "alone"), **DRIVEN},
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=limit_s,

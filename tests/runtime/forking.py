@@ -1,9 +1,11 @@
 """Forks ranks of tests' jobs from one process, which has imported torch and Horovod.
 
-``forking.py DESCRIPTOR``: the listening socket at which ``forked.py`` asks for a process and waits
-for its end. A rank that is started as a program imports them for four seconds of a processor.
+``forking.py DESCRIPTOR PARENT``: the listening socket at which ``forked.py`` asks for a process and
+waits for its end, and the process with which this one ends. A rank that is started as a program
+imports torch and Horovod for four seconds of a processor.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -44,7 +46,8 @@ class _Server:
     def serve(self) -> list[str]:
         """Return only in a forked process: the program that it has to run, and its arguments."""
         while True:
-            for key, _ in self._selector.select():
+            # One at a time: another event may be of the same child.
+            for key, _ in self._selector.select()[:1]:
                 if key.fileobj is self._listening:
                     if program := self._answer():
                         return program
@@ -63,9 +66,7 @@ class _Server:
         gc.freeze()
         server, number = os.getpid(), os.fork()
         if number == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != server:
-                os._exit(1)
+            _end_with(server)
             for key in self._selector.get_map().values():
                 os.close(key.fd)
             self._selector.close()
@@ -76,7 +77,7 @@ class _Server:
         child = _Child(number, os.pidfd_open(number), connection)
         self._selector.register(child.ended, selectors.EVENT_READ, child)
         self._selector.register(connection, selectors.EVENT_READ, child)
-        connection.send(b"%d" % number)
+        _tell(connection, number)
         return None
 
     def _reap(self, child: _Child) -> None:
@@ -85,8 +86,21 @@ class _Server:
         os.close(child.ended)
         if child.connection in self._selector.get_map():
             self._selector.unregister(child.connection)
-            child.connection.send(b"%d" % status)
+            _tell(child.connection, status)
         child.connection.close()
+
+
+def _end_with(parent: int) -> None:
+    """End this process whenever its parent ends or is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _tell(connection: socket.socket, number: int) -> None:
+    """Tell who asked, unless that process has been killed meanwhile."""
+    with contextlib.suppress(ConnectionError):
+        connection.send(b"%d" % number)
 
 
 def _become(request: dict, streams: list[int]) -> list[str]:
@@ -98,11 +112,13 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.stdout.reconfigure(line_buffering=True)  # Horovod asks for it by PYTHONUNBUFFERED
     np.random.seed()  # Python's own generator does so after each fork
     return request["program"]
 
 
 if __name__ == "__main__":
+    _end_with(int(sys.argv[2]))
     Preloader().load_frameworks()
     sys.argv = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
     sys.path[0] = os.path.dirname(sys.argv[0])

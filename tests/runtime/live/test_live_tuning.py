@@ -41,7 +41,7 @@ from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.runtime.trial import probe
 from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.sync_plan import SyncPlan
-from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
+from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS, OUT_OF_TIME
 from hvd_autosync.util.variables import STOPPED_VARIABLE, TUNING_ENDED_NOTE
 
 FAST, ODD, BEST, PORTLESS, BEGUN = (Strategy({"buckets": n}) for n in (3, 5, 7, 9, 11))
@@ -241,7 +241,7 @@ def test_a_trial_ends_with_the_time_of_the_tuning(
     train(attached, helper, lambda _: [200], before_step=before)
     (result,) = helper.results()
     assert result.status is TrialStatus.CUT_SHORT
-    assert result.reason == "the tuning's time limit was reached"
+    assert result.reason == OUT_OF_TIME
     assert len({len(each.step_s) for each in result.ranks}) == 1
     assert 10 <= made[-1] <= (11 if step_s > 0.25 else 20)
     assert attached.by_rank[0] == attached.by_rank[1]
