@@ -107,11 +107,10 @@ class Budget:
             steps: Steps of each quality trial; a candidate is assumed as slow as the default.
         """
         default = default_result(self._trials)
-        if default is None or default.step_time is None or math.isnan(default.total_s):
+        if default is None or math.isnan(default.total_s):
             return 0.0
-        ran = max(len(rank.step_s) for rank in default.ranks)
-        each_s = default.total_s + (steps - ran) * default.step_time.mean_s
-        return max(each_s, 0.0) * max(2 * FIRST_SEEDS - len(self._judging(steps)), 1)
+        each_s = quality_trial_s(default, self._settings, steps)
+        return each_s * max(2 * FIRST_SEEDS - len(self._judging(steps)), 1)
 
     def _judging(self, steps: int = 0) -> list[TrialRecord]:
         """Return the quality trials of at least so many steps that have not failed."""
@@ -148,8 +147,13 @@ class Budget:
         minutes, left_s = self._settings.quality_minutes, self._judging_left_s
         if left_s <= 0:
             return f"the limit of {amount(minutes, 'minute')} of quality trials is reached"
-        least_s = self.judging_s(steps)
-        if not self._judging(steps) and least_s > left_s:
+        least_s, before = self.judging_s(steps), self._judging(steps)
+        if before and left_s < (each_s := _used_s(before) / len(before)):
+            return (
+                f"the limit of {amount(minutes, 'minute')} of quality trials leaves no time for "
+                f"another one of {each_s:.0f} s"
+            )
+        if not before and least_s > left_s:
             return (
                 f"the first verdict by trials of {steps} steps takes {least_s / 60:.0f} min, more "
                 f"than is left of {amount(minutes, 'minute')} (--autosync-quality-minutes)"
@@ -193,6 +197,21 @@ def trial_s_after(default: TrialResult, settings: StudySettings) -> float:
     ran = max(len(rank.step_s) for rank in default.ranks)
     fewer = max(ran - sum(settings.steps_after(default)), 0)
     return default.total_s - fewer * default.step_time.mean_s
+
+
+def quality_trial_s(default: TrialResult, settings: StudySettings, steps: int) -> float:
+    """Return the seconds of a quality trial; a candidate is assumed as slow as the default.
+
+    Args:
+        default: Result of the default trial.
+        settings: The settings of the study.
+        steps: The trial's steps after its warm-up.
+    """
+    if default.step_time is None:
+        return 0.0
+    warmup, _ = settings.steps_after(default)
+    ran = max(len(rank.step_s) for rank in default.ranks)
+    return max(default.total_s + (warmup + steps - ran) * default.step_time.mean_s, 0.0)
 
 
 def _lost_s(result: TrialResult, default_s: float) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_autosync.study.budget import Budget
+from hvd_autosync.study.budget import Budget, quality_trial_s
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.study.noninferiority import LENGTHS, MOST_JUDGED, MOST_PAIRS
 from hvd_autosync.study.quality import SEEDS
@@ -68,10 +68,8 @@ def forecast(
     left = max(settings.trials - len(explored(trials)), 0)
     least_s = judging_s = 0.0
     if lossy:
-        step_s, (warmup, _) = default.step_time.mean_s, settings.steps_after(default)
-        ran = max(len(rank.step_s) for rank in default.ranks)
         shortest_s, longest_s = (
-            max(default.total_s + (warmup + steps - ran) * step_s, 0.0)
+            quality_trial_s(default, settings, steps)
             for steps in (settings.quality_steps, max(LENGTHS) * settings.quality_steps)
         )
         allowed_s = 60 * settings.quality_minutes

@@ -224,14 +224,14 @@ def test_at_equal_time_only_candidates_train_for_longer(tmp_path: Path) -> None:
 
 
 def test_judging_ends_when_its_minutes_are_used(tmp_path: Path) -> None:
-    """A quality trial takes longer than the default's steps promised."""
+    """A quality trial takes longer than the default's steps promised; the third has no time."""
     one = study(tmp_path, trials=8, quality_minutes=3)
     job = SimulatedJob(gain=0.8, ruinous=True)
     while (trial := one.ask()) is not None:
         seconds = 60.0 if trial.kind == "quality" else 2.0
         one.tell(trial, replace(job.result(trial), total_s=seconds))
     judging = [trial for trial in one.history if trial.kind == "quality"]
-    assert len(judging) == 3  # of the four seeds that the default needs
+    assert len(judging) == 2  # of the four seeds that the default needs
     assert one.conclusion is not None
     assert "the limit of 3 minutes of quality trials" in one.conclusion.verdicts[0].reason
     assert one.conclusion.winner["compression"] == "none"
@@ -241,12 +241,17 @@ def test_judging_ends_when_its_minutes_are_used(tmp_path: Path) -> None:
 def test_a_quality_trial_that_its_minutes_end_shows_nothing(
     tmp_path: Path, minutes: float, outcome: Outcome
 ) -> None:
-    """Three of the four pairs that a verdict needs are whole then; what they show stays."""
+    """Three of the four pairs that a verdict needs are whole then; what they show stays.
+
+    The eighth trial takes longer than those before it.
+    """
     one, alike = study(tmp_path, trials=8, quality_minutes=minutes), SimulatedJob()
-    job, whole_s = SimulatedJob(ruinous=True), 240.0
+    job = SimulatedJob(ruinous=True)
     while (trial := one.ask()) is not None:
         result = replace(job.result(trial), total_s=2.0)
         if trial.kind == "quality":
+            count = sum(each.kind == "quality" for each in one.history)
+            whole_s = 200.0 if count < 8 else 500.0
             left_s, (report,) = one.left_for("quality"), alike.result(trial).ranks
             result = replace(result, ranks=(report,), total_s=whole_s)
             if left_s < whole_s:
