@@ -24,7 +24,7 @@ class Limits:
         setup_s: From launch to the end of the first step.
         silence_s: From one finished step to the next.
         exit_s: From the last rank's end of the run to the launcher's exit.
-        total_s: Remaining time of the tuning.
+        total_s: Remaining time of the tuning, or of its quality trials.
     """
 
     setup_s: float = math.inf

@@ -38,7 +38,7 @@ MIN_MEASURED_STEPS = 5
 #: Reason of a trial that was pruned.
 PRUNED = "pruned: its steps so far are too slow to beat the best"
 #: Reason of a trial that was still running at the tuning's time limit.
-OUT_OF_TIME = "the tuning's time limit was reached"
+OUT_OF_TIME = "its time limit was reached (--autosync-minutes, --autosync-quality-minutes)"
 #: Reason of a trial in which an elastic job has lost ranks.
 VANISHED = "ranks have vanished in this trial, by it or not"
 #: If steps are long: the total seconds of the measured steps, and their least number.

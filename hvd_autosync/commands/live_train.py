@@ -83,31 +83,34 @@ def train_live(
         strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
         what = f"the training failed in the trial of {strategy}"
         if restarted or datetime.fromisoformat(failed.asked_at) - began > _EARLY:
-            _say(f"{what}; run the same command {_again(job, options, begins)}")
+            _say(f"{what}; {_again(job, options, begins, failed.strategy)}")
             return ended
         _say(f"{what}, which is not tried again; starting the training again")
         restarted = True
         variables[RESTARTED_VARIABLE] = failed.study_id
 
 
-def _again(job: Job, options: Options, begins: Strategy | None) -> str:
-    """Return how to run a job again, and what it does then, without the strategy that has failed.
+def _again(job: Job, options: Options, begins: Strategy | None, failed: Strategy) -> str:
+    """Return how to run a job again, and what it does then.
 
     Args:
         job: The job.
         options: The options of its tuning.
         begins: As of :func:`hvd_autosync.engine.study_options.tuning_key`.
+        failed: The strategy that has failed, which is not tried again.
     """
     if options.reuse != "never":
-        return "again to tune without it"
+        return "run the same command again to tune without it"
     from hvd_autosync.engine.mode import usable_study
     from hvd_autosync.traces import TraceStore
 
     known = None
     with suppress(StoreError), closing(TraceStore(options.store)) as store:
         known = usable_study(store, job, replace(options, reuse="auto"), begins)
+    if known is not None and known.winner == failed:
+        return f"with --autosync-reuse auto it runs again, as the result of study {known.study_id}"
     does = "tune without it" if known is None else f"use the result of study {known.study_id}"
-    return f"with --autosync-reuse auto to {does}"
+    return f"run the same command with --autosync-reuse auto to {does}"
 
 
 def _failed_in_trial(

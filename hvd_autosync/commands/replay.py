@@ -135,8 +135,8 @@ def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord])
     same = asked - len(wrong)
     print(f"{same} of {amount(asked, 'decision')} {be(same)} identical, bit for bit")
     if others:
-        more = f"{amount(others, 'more decision')} {be(others)}"
-        print(f"{more} of a learner that is not part of this program")
+        what = "a decision" if others == 1 else "decisions"
+        print(f"{others} more {be(others)} {what} of a learner that is not part of this program")
     return 1 if wrong else 0
 
 

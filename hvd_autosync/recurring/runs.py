@@ -158,7 +158,7 @@ def run_recurring(job: Job, options: Options) -> int:
     """
     plans = options.tune_only or options.dry_run
     store = TraceStore(options.store, create=not plans, or_empty=True)
-    if plans:
+    if options.dry_run:
         check_creatable(options.store)
     next_run = plan_run(job, options, store)
     _say(_beginning(job, options, next_run))
