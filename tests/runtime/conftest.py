@@ -153,9 +153,12 @@ def worker_command(spec: TrialSpec, script: str, *arguments: str) -> list[str]:
     return [runner, spec.to_json(), str(WORKERS / script), *arguments]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fork_worker() -> Iterator[list[str]]:
-    """The beginning of a command that runs a program in a process with torch and Horovod loaded."""
+    """The beginning of a command that runs a program in a process with torch and Horovod loaded.
+
+    Other tests, which look for processes of this run, do not find its servers.
+    """
     here = Path(__file__).parent
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         for number in ("0", "1"):
@@ -207,7 +210,7 @@ def run_python() -> Callable[[str], str]:
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def launch(fork_worker: list[str]) -> Callable[..., Ended]:
     """``launch(script, *arguments, under="gloo", limit_s=280, **spec)`` runs a job to its end.
 
