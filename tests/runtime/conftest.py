@@ -148,7 +148,7 @@ def worker_environment(*, alone: bool = True) -> dict[str, str]:
 
 
 def worker_command(spec: TrialSpec, script: str, *arguments: str) -> list[str]:
-    """Runs ``script`` of the workers' folder with the hooks of ``spec`` installed."""
+    """What an interpreter gets to run ``script`` of the workers' folder with hooks of ``spec``."""
     runner = str(WORKERS / "run_worker.py")
     return [runner, spec.to_json(), str(WORKERS / script), *arguments]
 
@@ -157,7 +157,7 @@ def worker_command(spec: TrialSpec, script: str, *arguments: str) -> list[str]:
 def fork_worker() -> Iterator[list[str]]:
     """The beginning of a command that runs a program in a process with torch and Horovod loaded.
 
-    Other tests, which look for processes of this run, do not find its servers.
+    Its servers end with the module: tests of other modules look for processes that were left.
     """
     here = Path(__file__).parent
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
