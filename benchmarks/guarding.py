@@ -39,8 +39,9 @@ from hvd_autosync.search_space.exchange_plan import matrix_shape
 from hvd_autosync.search_space.trial import LossPrediction
 from hvd_autosync.study.loss_prediction import predict_losses
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import QualityCheck, Verdict
+from hvd_autosync.study.quality import QualityCheck
 from hvd_autosync.study.quality_trial import FIRST_SEEDS, QualityTrial
+from hvd_autosync.study.verdict import Verdict
 
 _COLUMNS = (
     "commit",

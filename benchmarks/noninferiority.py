@@ -45,8 +45,9 @@ from rich.table import Table
 
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.noninferiority import MOST_JUDGED, Outcome
-from hvd_autosync.study.quality import SEEDS, QualityCheck, Verdict
+from hvd_autosync.study.quality import SEEDS, QualityCheck
 from hvd_autosync.study.quality_trial import QualityTrial
+from hvd_autosync.study.verdict import Verdict
 
 KINDS = ("normal", "heavy", "correlated", "epochs", "skewed", "exponential", "rare")
 SPREADS, DIFFERENCES = (0.25, 0.5, 1.0), (0.0, 0.5, 1.0, 2.0)

@@ -16,8 +16,8 @@ from hvd_autosync.runtime.driver.environment import TRIAL_VARIABLE, spec_from_en
 from hvd_autosync.search_space import Strategy, build_space
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.trial import LossPrediction, TrialStatus
 from hvd_autosync.study.damaged import named_if_damaged
 from hvd_autosync.study.loss_prediction import predict_losses
-from hvd_autosync.study.quality import QualityCheck, Verdict
+from hvd_autosync.study.quality import QualityCheck
 from hvd_autosync.study.quality_trial import QualityTrial, losses_of
 from hvd_autosync.study.values import Conclusion, StudySettings
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.util.versions import other_versions
 

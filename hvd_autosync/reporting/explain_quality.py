@@ -10,9 +10,9 @@ from statistics import geometric_mean
 from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import TrialRecord
 
 #: The outcomes of judging as text.

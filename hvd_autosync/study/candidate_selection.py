@@ -14,7 +14,7 @@ from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.study.confirm import LAUNCHES_DIFFER
 from hvd_autosync.study.noninferiority import MOST_JUDGED
-from hvd_autosync.study.quality import MOST_STEPS_FACTOR, SPARE_STEPS_FACTOR, Verdict
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import TrialRecord, default_result
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ _CLOSE_RACE = 0.03
 _MOST_CONFIRMED = 2
 #: Least share of a step that another strategy saves, times its probability, for which it is judged.
 _WORTH_JUDGING = 0.01
+#: With the goal time-to-loss a candidate trains for the time of the default, but at most for so
+#: many times its steps.
+_MOST_STEPS = 3.0
+#: It is asked for so many times the steps that are predicted to fit into that time, because it may
+#: be faster than predicted; only those that fit are judged.
+_SPARE_STEPS = 1.1
 
 
 def quality_constraint(
@@ -175,8 +181,8 @@ class CandidateSelection:
         They are not fewer, and some more than predicted.
         """
         default, own = self._log_step([self._space.default, strategy])
-        factor = SPARE_STEPS_FACTOR * math.exp(default - own)
-        return math.ceil(steps * min(max(factor, 1.0), MOST_STEPS_FACTOR))
+        factor = _SPARE_STEPS * math.exp(default - own)
+        return math.ceil(steps * min(max(factor, 1.0), _MOST_STEPS))
 
     @cached_property
     def _surrogate(self) -> learning.Surrogate:

@@ -21,12 +21,13 @@ from hvd_autosync.study.confirm import Confirmation, Measurement
 from hvd_autosync.study.damaged import named_if_damaged
 from hvd_autosync.study.fallbacks import is_excluded
 from hvd_autosync.study.noninferiority import MOST_JUDGED, Outcome
-from hvd_autosync.study.quality import QualityCheck, Verdict
+from hvd_autosync.study.quality import QualityCheck
 from hvd_autosync.study.quality_trial import QualityTrial, enough_steps
 from hvd_autosync.study.related_studies import RELATED, is_unknown, observations_of
 from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.stage_budget import explored, turn_to_explore
 from hvd_autosync.study.values import Conclusion, StudySettings
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import TrialRecord, default_result
 from hvd_autosync.util.amounts import amount
 

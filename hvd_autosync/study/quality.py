@@ -20,12 +20,11 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, starmap
 
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.search_space.records import LEFT_OUT, OrNan, Record
 from hvd_autosync.study.noninferiority import (
     MOST_PAIRS,
     Estimate,
@@ -49,70 +48,13 @@ from hvd_autosync.study.quality_trial import (
     standard_error,
     usable,
 )
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.util.amounts import amount
 
 #: Failed trials of the default that are no fault of the script's, among the first seeds and later.
 _FORGIVEN, _FORGIVEN_LATER = 1, 3
 #: Seeds of the trials, in order; seed 0 would be the script's own random numbers.
 SEEDS = tuple(range(1, MOST_PAIRS + _FORGIVEN + _FORGIVEN_LATER + 1))
-#: Least violation of a refused candidate, by outcome.
-_REFUSED = {Outcome.WORSE: 2.0, Outcome.NOT_SHOWN: 1.5}
-#: With the goal time-to-loss a candidate trains for the time of the default, but at most for so
-#: many times its steps.
-MOST_STEPS_FACTOR = 3.0
-#: It is asked for so many times the steps that are predicted to fit into that time, because it may
-#: be faster than predicted; only those that fit are judged.
-SPARE_STEPS_FACTOR = 1.1
-
-
-@dataclass(frozen=True)
-class Verdict(Record):
-    """The verdict on one candidate.
-
-    Attributes:
-        strategy: The candidate.
-        outcome: Whether it is admitted, worse, or not shown to be as good.
-        loss: Its loss after as many samples as the default, mean over the pairs; NaN without pairs.
-        default_loss: Loss of the default in the same pairs.
-        allowed: Allowed difference of the two, mean over the pairs.
-        reason: One sentence for people.
-        bound: Upper bound of the difference at the last look; NaN without a look.
-        pairs: Number of pairs of trainings.
-        difference: Mean difference that was tested, at equal time with the goal time-to-loss; NaN
-            without pairs and in older traces.
-    """
-
-    strategy: Strategy
-    outcome: Outcome
-    loss: OrNan
-    default_loss: OrNan
-    allowed: OrNan
-    reason: str
-    bound: OrNan = math.nan
-    pairs: int = 0
-    difference: OrNan = field(default=math.nan, metadata=LEFT_OUT)
-
-    @property
-    def admissible(self) -> bool:
-        """Whether it may be used."""
-        return self.outcome is Outcome.ADMITTED
-
-    @property
-    def gap(self) -> float:
-        """The difference that was tested; in older traces that of the losses."""
-        return self.difference if math.isfinite(self.difference) else self.loss - self.default_loss
-
-    @property
-    def violation(self) -> float:
-        """The tested difference over the allowed one; infinite without a loss.
-
-        It is at most 1 if the candidate was admitted, and above 1 if it was refused.
-        """
-        if not math.isfinite(self.loss):
-            return math.inf
-        violation = self.gap / max(self.allowed, 1e-12)
-        return min(violation, 1.0) if self.admissible else max(violation, _REFUSED[self.outcome])
-
 
 #: From the candidates that were not tried and the verdicts so far to the next candidate, if any.
 Choose = Callable[[Sequence[Strategy], Sequence[Verdict]], Strategy | None]

@@ -16,7 +16,7 @@ from hvd_autosync.search_space.trial import enough_steps
 from hvd_autosync.study import defaults
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.validity import UnknownValueError, check_strategy
 

@@ -27,9 +27,9 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.related_studies import RELATED
 from hvd_autosync.study.values import Conclusion, StudySettings
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
 SPACE = SearchSpace(tuple(knob for knob in CATALOGUE if knob.name == "cycle_time_ms"))

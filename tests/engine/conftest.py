@@ -22,8 +22,8 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 
 JOB = Job(("-np", "2"), ("python", "train.py"), (Host("a", 1), Host("b", 1)))

@@ -25,8 +25,8 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.space import SearchSpace
 from hvd_autosync.search_space.trial import RankReport
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion, StudySettings
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyStatus, TraceStore
 from hvd_autosync.util.versions import versions
 

@@ -40,9 +40,9 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.trial import RankReport, TrialSpec
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import Fallback, StudyStatus, TraceStore, outage
 from hvd_autosync.util.versions import versions
 

@@ -25,8 +25,8 @@ from hvd_autosync.search_space import (
     catalogue_knob,
 )
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import TraceStore
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "traces" / "vgg-100mbit-codec.jsonl.gz"

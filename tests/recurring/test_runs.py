@@ -21,8 +21,8 @@ from hvd_autosync.recurring.runs import outcomes_of, plan_run, record_of, run_re
 from hvd_autosync.search_space import Host, SearchSpace, Strategy, catalogue_knob
 from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion, StudySettings
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyStatus, TraceStore
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")

@@ -22,9 +22,9 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.strategy_file import read_strategy
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.traces.anonymous import anonymous
 

@@ -31,8 +31,8 @@ from hvd_autosync.reporting.terminal import TerminalProgress
 from hvd_autosync.reporting.widget import WidgetProgress
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord, export_study
 from hvd_autosync.traces.records import DRIFT, FALLBACKS
 from hvd_autosync.traces.runs import RunRecord

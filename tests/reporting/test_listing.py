@@ -13,7 +13,7 @@ from hvd_autosync.reporting.tuning_progress import TuningProgress
 from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyRecord, import_autotune_log, trials_frame
 
 

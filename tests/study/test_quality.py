@@ -12,7 +12,7 @@ import pytest
 
 from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study.noninferiority import MOST_PAIRS, Outcome
-from hvd_autosync.study.quality import SEEDS, QualityCheck, Verdict
+from hvd_autosync.study.quality import SEEDS, QualityCheck
 from hvd_autosync.study.quality_trial import (
     FEWEST_STEPS,
     FIRST_SEEDS,
@@ -20,6 +20,7 @@ from hvd_autosync.study.quality_trial import (
     ends_of,
     losses_of,
 )
+from hvd_autosync.study.verdict import Verdict
 
 DEFAULT, FAST, SAFE = (Strategy({"codec": name}) for name in ("none", "topk", "fp16"))
 #: What is trained: strategy and seed -> losses.

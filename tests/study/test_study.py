@@ -41,10 +41,10 @@ from hvd_autosync.study.candidate_selection import CandidateSelection, may_be_us
 from hvd_autosync.study.confirm import Confirmation
 from hvd_autosync.study.decision import Decision
 from hvd_autosync.study.noninferiority import Outcome
-from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.related_studies import is_unknown, observations_of
 from hvd_autosync.study.study import AskTellStudy, counted
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord, rows
 from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S
 

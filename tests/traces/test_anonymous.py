@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hvd_autosync.commands.cli import app
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
-from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import (
     Fallback,
     StudyRecord,
