@@ -13,7 +13,12 @@ from hvd_autosync.runtime.collectives.agreement import gather_bytes
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.measure.recorder import Recorder
 from hvd_autosync.runtime.trial.ending import peak_memory_bytes, should_prune
-from hvd_autosync.runtime.trial.profiling import Profiling, gradient_device, wait_for_device
+from hvd_autosync.runtime.trial.profiling import (
+    Profiling,
+    gradient_device,
+    profiled_steps,
+    wait_for_device,
+)
 from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.trial import (
     MIN_MEASURED_STEPS,
@@ -116,10 +121,9 @@ class LiveTrial:
     @property
     def _profile_steps(self) -> tuple[int, ...]:
         """The steps after which profiling begins and ends, if the model is profiled."""
-        warmup = self.spec.warmup_steps
-        if not self.spec.profile or warmup < 2:
+        if not self.spec.profile:
             return ()
-        return warmup // 2, max(warmup - 1, warmup // 2 + 1)
+        return profiled_steps(self.spec.warmup_steps, earliest=1) or ()
 
     def profile_when_due(self, profiling: Profiling, optimizers: Callable[[], list[Any]]) -> None:
         """Profile in the warm-up, and end before the measured steps.

@@ -55,6 +55,9 @@ class _Step:
 class Profiler:
     """Profiles the parameters of the given optimizers from its creation to :meth:`finish`.
 
+    Gradients are looked at in the first step, which takes many times as long as a short backward
+    pass. So that step is timed only if it is the only one.
+
     Args:
         optimizers: Optimizers that Horovod wrapped, in the order of their creation; none for a
             script that reduces gradients by hand.
@@ -151,13 +154,17 @@ class Profiler:
         if isinstance(self._clock, _DeviceClock):
             torch.cuda.synchronize()
         seconds = self._clock.seconds
-        passes = [(step.begin, *step.backward) for step in self._steps if step.backward]
+        passes = [(step.begin, *step.backward) for step in self._timed if step.backward]
         return ModelProfile(
             parameters=self._parameter_profiles(factors),
             forward_s=_median([seconds(begin, start) for begin, start, _ in passes]),
             backward_s=_median([seconds(start, end) for _, start, end in passes]),
             wrapped=self._wrapped,
         )
+
+    @property
+    def _timed(self) -> Sequence[_Step]:
+        return self._steps[1:] or self._steps
 
     def close(self) -> None:
         """Remove every hook."""
@@ -168,11 +175,9 @@ class Profiler:
     def _parameter_profiles(
         self, factors: Mapping[torch.nn.Parameter, FactorBytes]
     ) -> tuple[ParameterProfile, ...]:
-        arrivals: dict[int, list[tuple[int, Any, Any]]] = {}
-        for step in self._steps:
-            for index, arrival in step.arrivals.items():
-                arrivals.setdefault(index, []).append(arrival)
+        arrivals = _by_parameter(self._steps)
         positions = {index: median(a[0] for a in seen) for index, seen in arrivals.items()}
+        arrivals |= _by_parameter(self._timed)  # which lack what has arrived in the first step only
         arrived = sorted(positions, key=positions.__getitem__)
         # Ranks exchange zeros for those whose gradient has not arrived at the end of backward
         # (``synchronize`` in ``horovod/torch/optimizer.py``), but not for frozen ones.
@@ -203,6 +208,15 @@ class Profiler:
             )
             for index, (name, parameter) in enumerate(self._parameters)
         )
+
+
+def _by_parameter(steps: Sequence[_Step]) -> dict[int, list[tuple[int, Any, Any]]]:
+    """Return the arrivals of each parameter."""
+    found: dict[int, list[tuple[int, Any, Any]]] = {}
+    for step in steps:
+        for index, arrival in step.arrivals.items():
+            found.setdefault(index, []).append(arrival)
+    return found
 
 
 def _median(values: list[float]) -> float:

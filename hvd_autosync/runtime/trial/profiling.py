@@ -16,6 +16,29 @@ if TYPE_CHECKING:
     from hvd_autosync.runtime.patches.factor_meter import FactorMeter
 
 
+#: Profiled steps, if the warm-up has so many: gradients are looked at in the first one, and two are
+#: timed.
+_PROFILED = 3
+
+
+def profiled_steps(warmup: int, earliest: int) -> tuple[int, int] | None:
+    """Return the numbers of steps after which profiling begins and ends.
+
+    It begins in the middle of a long warm-up. It ends one step before the measured ones, if there
+    are enough without that one: the other ranks wait while rank 0 reports.
+
+    Args:
+        warmup: Steps before the measured ones.
+        earliest: When it can begin at the earliest.
+
+    Returns:
+        ``None`` if no step is left for it.
+    """
+    begin = max(min(warmup // 2, warmup - 1 - _PROFILED), earliest)
+    end = max(warmup - 1, min(begin + 2, warmup))
+    return (begin, end) if begin < end else None
+
+
 class Profiling:
     """What one rank does for the profile of the model.
 

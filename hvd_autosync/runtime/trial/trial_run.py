@@ -32,6 +32,7 @@ from hvd_autosync.runtime.trial.profiling import (
     Profiling,
     device_name,
     gradient_device,
+    profiled_steps,
     wait_for_device,
 )
 from hvd_autosync.search_space.families.transport import THREADS_PER_RANK
@@ -75,12 +76,10 @@ class TrialRun:
         """Number of steps -> actions that are due after them."""
         due: dict[int, list[Callable[[], None]]] = {}
         warmup, measured = self._spec.warmup_steps, self._spec.measured_steps
-        if self._spec.profile and warmup > 0:
-            # One step before the measured ones: the other ranks wait while rank 0 reports.
-            begin = warmup // 2
+        if self._spec.profile and (profiled := profiled_steps(warmup, earliest=0)):
+            begin, end = profiled
             due.setdefault(begin, []).append(self._begin_profile)
-            end = due.setdefault(max(warmup - 1, begin + 1), [])
-            end += [self._compare_arithmetic, self._end_profile]
+            due.setdefault(end, []).extend([self._compare_arithmetic, self._end_profile])
         if math.isfinite(self._spec.prune_above_s):
             for steps in range(_VOTE_EVERY, measured, _VOTE_EVERY):
                 due.setdefault(warmup + steps, []).append(self._vote)

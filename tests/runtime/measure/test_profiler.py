@@ -165,6 +165,32 @@ def test_forward_includes_loading(clock: Any) -> None:
     assert profile(nn.Embedding(5, 4), load=load).forward_s == 21
 
 
+def test_the_step_in_which_gradients_are_looked_at_is_not_timed(clock: Any) -> None:
+    """Unless it is the only one."""
+    seconds = iter([1000, 0, 0, 1000])
+
+    def load() -> None:
+        clock.now += next(seconds)
+
+    assert profile(nn.Embedding(5, 4), load=load, steps=3).forward_s == 1
+    assert profile(nn.Embedding(5, 4), load=load, steps=1).forward_s == 1001
+
+
+def test_a_gradient_that_arrives_in_the_first_step_only_has_its_place_and_time() -> None:
+    layers = nn.ModuleList([nn.Embedding(5, 4), nn.Embedding(5, 4)])
+    profiler = Profiler([wrapped(layers)], untimed)
+    for step in range(3):
+        used = layers if step == 0 else layers[:1]
+        loss = sum(layer(torch.tensor([1])).sum() for layer in used)
+        profiler.backward_begins()
+        loss.backward()
+        profiler.backward_ends()
+        profiler.step_ends()
+    seen = profiler.finish().parameters
+    assert {p.ready_order for p in seen} == {0, 1}
+    assert all(p.ready_s > 0 for p in seen)
+
+
 def test_leaves_no_hooks() -> None:
     model = nn.Linear(2, 2)
     profiler = Profiler([wrapped(model)], untimed)
