@@ -25,6 +25,7 @@ from functools import cached_property
 from itertools import combinations, starmap
 
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.sync_plan import schedule_of
 from hvd_autosync.study.noninferiority import (
     MOST_PAIRS,
     Estimate,
@@ -303,10 +304,7 @@ class QualityCheck:
             return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, allowed, reason)
         pairs = self._pairs(candidate)
         if not pairs:
-            reason = (
-                "too few steps to see the loss of an average of its replicas; increase "
-                "--autosync-quality-steps"
-            )
+            reason = _why_without_average(candidate, trials)
             return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, allowed, reason)
         found = self._find(pairs)
         pairs = pairs[: found.pairs]
@@ -370,6 +368,22 @@ class _Losses:
     averages: Sequence[float]
     steps: Sequence[int]
     last: Sequence[int] = ()
+
+
+def _why_without_average(candidate: Strategy, trials: Sequence[QualityTrial]) -> str:
+    """Return why no loss of an average of replicas was seen."""
+    schedule = schedule_of(candidate)
+    at_once = schedule is not None and schedule.base > 1 and not schedule.start
+    if at_once and not any(trial.in_round for trial in trials):
+        return (
+            "it made no local step, because no end of an epoch was seen: use a "
+            "torch.utils.data.DataLoader with a length, or call hvd_autosync.average(optimizer) at "
+            "the end of each epoch"
+        )
+    return (
+        "too few steps to see the loss of an average of its replicas; increase "
+        "--autosync-quality-steps"
+    )
 
 
 def _difference(default: _Losses, own: _Losses, goal: str) -> Estimate:

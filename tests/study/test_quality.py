@@ -601,6 +601,24 @@ def test_without_an_average_of_replicas_nothing_is_shown(in_round: frozenset[int
     assert len(judging.asked) == FIRST_SEEDS + 1, "more seeds would tell no more"
 
 
+def test_a_script_whose_epochs_are_not_seen_is_told_so() -> None:
+    """Its ranks never begin a round, however many steps a trial has."""
+    local = Strategy({"local_steps": 4})
+    first = [QualityTrial(DEFAULT, seed, STEPS, noisy(1.0, seed)) for seed in SEEDS[:FIRST_SEEDS]]
+    own = QualityTrial(local, SEEDS[0], STEPS, noisy(1.0, SEEDS[0]), local_steps=True)
+
+    def reason(trial: QualityTrial) -> str:
+        (verdict,) = QualityCheck(
+            DEFAULT, [trial.strategy], [*first, trial], in_turn, steps=STEPS
+        ).verdicts()
+        assert verdict.outcome is Outcome.NOT_SHOWN
+        return verdict.reason
+
+    assert "no local step" in reason(own) and "hvd_autosync.average(optimizer)" in reason(own)
+    later = Strategy({"local_steps": 4, "local_start": 1000})
+    assert "--autosync-quality-steps" in reason(replace(own, strategy=later))
+
+
 def test_a_loss_is_an_averages_if_no_rank_was_in_a_round() -> None:
     ranks = tuple(
         RankReport(rank, "a", losses=(1.0,) * 8, in_round=own)

@@ -167,12 +167,12 @@ def test_forward_includes_loading(clock: Any) -> None:
 
 def test_the_step_in_which_gradients_are_looked_at_is_not_timed(clock: Any) -> None:
     """Unless it is the only one."""
-    seconds = iter([1000, 0, 0, 1000])
+    seconds = iter([1000, 0, 1000])
 
     def load() -> None:
         clock.now += next(seconds)
 
-    assert profile(nn.Embedding(5, 4), load=load, steps=3).forward_s == 1
+    assert profile(nn.Embedding(5, 4), load=load, steps=2).forward_s == 1
     assert profile(nn.Embedding(5, 4), load=load, steps=1).forward_s == 1001
 
 
