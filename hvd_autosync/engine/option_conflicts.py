@@ -41,7 +41,8 @@ def check_together(options: Options, given: Sequence[str]) -> None:
     Raises:
         ConfigurationError: Some exclude each other, or one has no effect.
     """
-    if options.mode == "live":
+    # Those of _BESIDE tune nothing; a variable may set the mode for all jobs.
+    if options.mode == "live" and not any(getattr(options, name) for name in _BESIDE):
         check_live(options)
         if "runner" in given and options.runner == "cold":
             raise ConfigurationError(

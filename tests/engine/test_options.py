@@ -133,6 +133,7 @@ def test_two_answers_to_one_question_are_refused(
         (("replay=last", "goal=time-to-loss"), {}, "goal has no effect with --autosync-replay"),
         (("recurring", "seed=1"), {}, "seed has no effect with --autosync-recurring"),
         (("mode=launched",), {"STRATEGY": "a.toml"}, "mode has no effect with --autosync-strategy"),
+        (("mode=live", "replay=last"), {}, "mode has no effect with --autosync-replay"),
         (("mode=live", "runner=cold"), {}, "runner cold has no effect with --autosync-mode live"),
     ],
 )
@@ -149,6 +150,9 @@ def test_options_without_effect_are_refused_with_a_remedy(
     ("words", "variables"),
     [
         (("mode=live",), {"RUNNER": "cold"}),
+        (("strategy=a.toml",), {"MODE": "live"}),
+        (("replay=last",), {"MODE": "live"}),
+        (("recurring",), {"MODE": "live"}),
         (("dry-run",), {"STRATEGY": "a.toml"}),
         (("dry-run",), {"REPLAY": "last", "TRIALS": "3"}),
         (("goal=steps", "quality-steps=200", "search=bayesian", "repeats=1"), {}),
