@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -390,12 +390,14 @@ def options_environment(
         options: The options.
         environment: The variables that it has otherwise, such as one that an option overrules.
     """
+    # The helper knows its mode; a variable of the user's may say the one that was overruled.
+    options = replace(options, mode=Options.mode)
     variables = {}
     for each in fields(options):
         value = getattr(options, each.name)
         if value == each.default and variable_name(each.name) in environment:
             variables[variable_name(each.name)] = ""  # counts as absent
-        elif value != each.default and each.name != "mode":
+        elif value != each.default:
             path = each.name in _PATHS and "://" not in value
             text = str(Path(value).absolute()) if path else as_text(value)
             variables[variable_name(each.name)] = "1" if value is True else text

@@ -147,6 +147,18 @@ def test_the_helper_knows_under_what_its_training_has_begun(
     assert found.winner == begins, "the guard may have ended the study's winner"
 
 
+def test_an_overruled_mode_does_not_reach_the_helper(
+    options: Options, judged: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable lets all jobs be tuned live, and the command line this one where it can."""
+    monkeypatch.setenv("HVD_AUTOSYNC_MODE", "live")
+    monkeypatch.setenv(JUDGED_VARIABLE, judged(CODED).study_id)
+    assert has_live_stage(HERE, options)
+    for name, value in options_environment(live(options)).items():
+        monkeypatch.setenv(name, value)
+    assert live_options().allow == ("codec",)
+
+
 def finished(
     store: TraceStore, judged: StudyRecord, key: str, settings: dict[str, Any]
 ) -> StudyRecord:
