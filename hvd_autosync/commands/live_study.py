@@ -75,8 +75,8 @@ def main() -> None:
         if line := _last_line(training, study, end):
             _say(line)
     except AutosyncError as error:
-        judged = JUDGED_VARIABLE in os.environ
-        known = "under the best strategy that is known" if study.begun or judged else "untuned"
+        tuned = study.begun or study.answer or JUDGED_VARIABLE in os.environ
+        known = "under the best strategy that is known" if tuned else "untuned"
         for line in (*str(error).splitlines(), f"the training goes on {known}"):
             _say(line.strip())
         training.stop(error.message)
@@ -143,7 +143,6 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
         return has_note(END_TUNING_NOTE)
 
     begin = received["begin"]
-    reached.begun = True
     with closing(progress_listener()) as listener:
         job = live_job(begin)  # which loads extensions
         fixed = launch_knobs(reinitializes=begin["reinitializes"])
@@ -162,6 +161,7 @@ class _Noted(ForwardingListener):
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         leave_note(STUDY_NOTE, study.study_id)
+        self._reached.begun = True
         self._reached.let_go = lambda: study.store.let_go(study.study_id)
         self._listener.on_study_start(study, resumed=resumed)
 

@@ -190,3 +190,15 @@ def test_an_invalid_option_is_said_in_lines(tmp_path: Path) -> None:
     assert any("invalid value 'many' for HVD_AUTOSYNC_TRIALS" in line for line in lines)
     assert lines[-1] == "hvd-autosync: the training goes on untuned"
     assert "\\n" not in words
+
+
+def test_a_training_without_a_result_to_reuse_is_said_to_be_untuned(tmp_path: Path) -> None:
+    begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
+    with start(f"{PATIENT}it.main()", tmp_path, HVD_AUTOSYNC_REUSE="only") as helper:
+        assert helper.stdin is not None and helper.stderr is not None
+        helper.stdin.write(json.dumps(begin | {"reinitializes": False}) + "\n")
+        helper.stdin.flush()
+        words = helper.stderr.read()
+        assert helper.wait(280) == 0
+    assert "this store has no finished study of this job" in words
+    assert words.splitlines()[-1] == "hvd-autosync: the training goes on untuned"
