@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hvd_autosync import extensions
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import rank as _rank
@@ -115,6 +116,7 @@ def _chosen(
     optimizer: torch.optim.Optimizer,
     named: list[tuple[str, torch.Tensor]] | None,
 ) -> tuple[Strategy, Classes]:
+    extensions.load()  # only a job under the flag has loaded them
     if isinstance(strategy, Mapping):
         tables = {k: v if isinstance(v, str) else list(v) for k, v in (classes or {}).items()}
         chosen, members = read_strategy({"knobs": dict(strategy), "classes": tables})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hvd_autosync import extensions
 from hvd_autosync.engine.job_line import parse_words, read_job
@@ -277,3 +278,18 @@ def test_the_example_of_a_knob(
     crowded = replace(slow_network, hosts=(Host("a", 5),))
     assert "thread_affinity" not in space_names(model, crowded)
     assert REGISTRY["thread_affinity"].when == "each rank of a host can have a core of its own"
+
+
+def test_a_script_that_passes_a_strategy_finds_the_files_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also in a job without the flag, which loads none of them."""
+    import hvd_autosync.torch as hvd
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    monkeypatch.setattr(extensions.ADDED, "exchanges", {})
+    wanted = {"rest_exchange": "gather"}
+    with pytest.raises(SpaceError, match="gather"):
+        hvd._chosen(wanted, None, optimizer, None)
+    monkeypatch.setenv(extensions.VARIABLE, str(EXAMPLES / "gather_exchange.py"))
+    assert hvd._chosen(wanted, None, optimizer, None) == (Strategy(wanted), {})

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hvd_autosync import extensions
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import tell_all
 from hvd_autosync.runtime.collectives.operations import allgather, local_rank, local_size, rank
@@ -21,13 +22,25 @@ from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.strategy_file import read_strategy
 from hvd_autosync.util.print_line import print_line
-from hvd_autosync.util.program import run_main
+from hvd_autosync.util.program import run_code
 from hvd_autosync.util.variables import STORE_VARIABLE
 
-_LOOK_UP = run_main("hvd_autosync.traces.best_known")
+#: Winners may have knobs and choices of extensions.
+_LOOK_UP = run_code(
+    "from hvd_autosync import extensions; extensions.load(); "
+    "from hvd_autosync.traces.best_known import main; main()"
+)
 _LIMIT_S = 60.0
 #: Environment variables passed to the look-up, which is no rank.
-_KEPT = ("HOME", STORE_VARIABLE, "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "XDG_DATA_HOME")
+_KEPT = (
+    "HOME",
+    STORE_VARIABLE,
+    extensions.VARIABLE,
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "PYTHONPATH",
+    "XDG_DATA_HOME",
+)
 
 
 def of_rank_0(read: Callable[[], tuple[Strategy, Classes]], name: str) -> tuple[Strategy, Classes]:

@@ -1,6 +1,7 @@
 """Errors of the look-up of the best known strategy when the store cannot be used."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,19 @@ import pytest
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.optimizer import tuned
 from hvd_autosync.runtime.optimizer.tuned import _look_up
-from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space import (
+    HorovodBuild,
+    Host,
+    ModelProfile,
+    ParameterProfile,
+    Resources,
+    SearchSpace,
+    Strategy,
+    Task,
+    catalogue_knob,
+)
 from hvd_autosync.search_space.strategy_file import read_strategy
-from hvd_autosync.traces import TraceStore
+from hvd_autosync.traces import StudyStatus, TraceStore
 
 QUESTION = {"parameters": [["weight", [2, 2], "float32"]], "slots": [2], "device": "cpu"}
 
@@ -43,3 +54,27 @@ def test_what_is_no_answer_is_an_error_of_all_ranks(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tuned, "_LOOK_UP", [sys.executable, "-c", "print('welcome')"])
     with pytest.raises(ConfigurationError, match="could not be looked up"):
         _look_up(QUESTION)
+
+
+def test_a_winner_with_a_knob_of_an_extension_is_found(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from hvd_autosync.extensions import add_knob\n"
+        "from hvd_autosync.search_space.knob_spec import KnobSpec, Variable\n"
+        "from hvd_autosync.search_space.knobs import integer_knob\n"
+        "mine = integer_knob('mine', 0, 9, 1, help='Mine.')\n"
+        "add_knob(KnobSpec(mine, Variable('HOROVOD_MINE'), 'always'))\n"
+    )
+    monkeypatch.setenv("HVD_AUTOSYNC_EXTENSIONS", str(file))
+    winner = Strategy({"buckets": 3, "mine": 2})
+    with closing(TraceStore(store)) as traces:
+        study = traces.create_study(job_key="job", command=(), settings={}, versions={})
+        model = ModelProfile((ParameterProfile("weight", (2, 2), "float32"),))
+        build = HorovodBuild("0.28.1", gloo=True, mpi=False)
+        task = Task(model, Resources((Host("a", 2),), "cpu", build))
+        space = SearchSpace((catalogue_knob("buckets"),))
+        traces.describe_task(study.study_id, task, space)
+        traces.finish(study.study_id, StudyStatus.FINISHED, {}, winner)
+    assert _look_up(QUESTION)["knobs"] == dict(winner)
