@@ -17,7 +17,7 @@ from hvd_autosync.search_space.exchange_plan import (
 from hvd_autosync.search_space.strategy_file import strategy_text
 from hvd_autosync.search_space.sync_plan import exchange_plan
 from hvd_autosync.study.values import Conclusion
-from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.traces.anonymous import NO_NAMES_HINT, is_anonymous
 from hvd_autosync.traces.validity import UnknownValueError
 
@@ -91,7 +91,9 @@ def winner_of(study: StudyRecord) -> Strategy:
     if study.winner is None:
         raise StudyError(
             f"study {study.study_id} has no winner: it is {study.status.value}",
-            hint="Run the same horovodrun line again to resume the study.",
+            hint="Wait for its end; if its driver was stopped, run the same horovodrun line again."
+            if study.status is StudyStatus.RUNNING
+            else "Choose a finished study; hvd-autosync traces list shows them.",
         )
     return study.winner
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.study.verdict import Verdict
-from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.traces.anonymous import anonymous
 
 #: Codec of large matrices -> seconds of a step, and loss where the default's is 1.
@@ -174,5 +175,10 @@ def test_a_study_without_lossy_strategies_says_so(store: TraceStore, finished: S
 
 
 def test_a_study_without_a_winner_says_so(author: Any) -> None:
-    with pytest.raises(StudyError, match="has no winner: it is running"):
+    with pytest.raises(StudyError, match="has no winner: it is running") as wrong:
         exported_strategy(author.store, author.study.record, "winner")
+    assert "run the same horovodrun line again" in wrong.value.hint
+    failed = replace(author.study.record, status=StudyStatus.FAILED)
+    with pytest.raises(StudyError, match="has no winner: it is failed") as wrong:
+        exported_strategy(author.store, failed, "winner")
+    assert "Choose a finished study" in wrong.value.hint, "it cannot be resumed"
