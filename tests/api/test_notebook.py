@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 EXAMPLE = Path(__file__).parents[2] / "examples" / "synthetic_benchmark.py"
 SMALL = "--model vgg --width 4 --depth 2 --size 8 --batch-size 2 --steps 100000"
 QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gloo"]}
+KeepLinks = Callable[[Path, list[str]], None]
 
 
 @pytest.mark.parametrize(
@@ -139,16 +141,25 @@ def test_a_notebook_shows_the_result_of_every_study(
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_command_is_tuned_and_watched(tmp_path: Path, capfd: Any) -> None:
+def test_a_command_is_tuned_and_watched_and_goes_on_after_a_stop(
+    tmp_path: Path, capfd: Any, keep_links: KeepLinks
+) -> None:
+    """In the same process, which lives on: a notebook's kernel."""
     store, seen = str(tmp_path / "t.db"), list[tuple[int, str]]()
+    keep_links(tmp_path / "t.db", ["-np", "2", "--gloo", sys.executable, str(EXAMPLE)])
 
     def watch(study: Study, trial: TrialRecord) -> None:
         seen.append((len(study.history), trial.kind))
         assert study.space.knobs and study.best is not None, "from the first trial on"
+        if len(seen) == 2:
+            raise KeyboardInterrupt
 
     command = f"{sys.executable} {EXAMPLE} {SMALL}"
+    with pytest.raises(KeyboardInterrupt):
+        hvd_autosync.tune(command, np=2, store=store, on_trial_end=watch, **QUICK)
+    (stopped,) = TraceStore(store).studies()
     study = hvd_autosync.tune(command, np=2, store=store, on_trial_end=watch, **QUICK)
-    assert study.conclusion is not None
+    assert study.study_id == stopped.study_id and study.conclusion is not None
     assert [count for count, _ in seen] == [*range(1, len(study.history) + 1)]
     assert seen[0][1] == "default" and len(study.trials) == len(seen)
     assert study.best.strategy == study.record.winner
@@ -158,24 +169,6 @@ def test_a_command_is_tuned_and_watched(tmp_path: Path, capfd: Any) -> None:
     again = hvd_autosync.tune(command, np=2, store=store, **QUICK)
     assert again.study_id == study.study_id, "it was tuned before"
     assert capfd.readouterr().err.splitlines()[-1] == answer == f"hvd-autosync: {study}"
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_what_stops_a_tuning_lets_the_next_call_go_on(tmp_path: Path) -> None:
-    """In the same process, which lives on: a notebook's kernel."""
-    store = str(tmp_path / "t.db")
-
-    def stop(study: Study, trial: TrialRecord) -> None:
-        if trial.number == 1:
-            raise KeyboardInterrupt
-
-    command = f"{sys.executable} {EXAMPLE} {SMALL}"
-    with pytest.raises(KeyboardInterrupt):
-        hvd_autosync.tune(command, np=2, store=store, on_trial_end=stop, **QUICK)
-    (stopped,) = TraceStore(store).studies()
-    study = hvd_autosync.tune(command, np=2, store=store, **QUICK)
-    assert study.study_id == stopped.study_id and study.conclusion is not None
 
 
 def train(width: int, steps: int = 1000) -> None:
@@ -196,8 +189,11 @@ def train(width: int, steps: int = 1000) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_function_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_is_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_links: KeepLinks
+) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    keep_links(tmp_path / "t.db", ["-np", "2", "--gloo", sys.executable, "a.py"])
     study = hvd_autosync.tune(train, np=2, args=(64,), store=str(tmp_path / "t.db"), **QUICK)
     assert study.conclusion is not None
     assert study.record.task is not None
