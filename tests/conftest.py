@@ -226,6 +226,68 @@ def crowd() -> Iterator[Callable[..., list[socket.socket]]]:
         connection.close()
 
 
+class _ForkServers:
+    """Two processes with torch and Horovod loaded, which start when ranks are first needed.
+
+    A rank that is started as a program imports both for four seconds of a processor.
+    """
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._command: list[str] | None = None
+
+    def command(self) -> list[str]:
+        """The beginning of a command that runs a Python program in a fork of one of them."""
+        if self._command is None:
+            here = Path(__file__).parent / "runtime"
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+            for number in ("0", "1"):
+                self._start(str(here / "forking.py"), str(Path(folder, number)))
+            # Without ``site`` it starts in some milliseconds.
+            self._command = [sys.executable, "-IS", str(here / "forked.py"), folder]
+        return self._command
+
+    def _start(self, program: str, path: str) -> None:
+        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(path)
+            listening.listen()
+            server = subprocess.Popen(
+                [sys.executable, program, str(listening.fileno()), str(os.getpid())],
+                env=environment,
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+            )
+        self._stack.callback(server.wait)
+        self._stack.callback(server.kill)
+
+    def end(self) -> None:
+        """End both; they start again when ranks are needed again."""
+        self._stack.close()
+        self._command = None
+
+
+_FORK_SERVERS = _ForkServers()
+
+
+@pytest.fixture(scope="session")
+def fork_rank() -> Callable[[], list[str]]:
+    """``fork_rank()``: what takes the place of ``python`` in a job whose ranks are forked."""
+    return _FORK_SERVERS.command
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends the servers with the tests of a folder, or file, that lies here.
+
+    Others look for processes that were left.
+    """
+    here = Path(__file__).parent / item.path.relative_to(Path(__file__).parent).parts[0]
+    if nextitem is None or not nextitem.path.is_relative_to(here):
+        _FORK_SERVERS.end()
+
+
 @dataclass
 class ProcessesSeen:
     """What processes of this run of the tests have shown to who looks into ``/proc``."""

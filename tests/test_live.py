@@ -35,11 +35,13 @@ class LiveJob:
         folder: That folder.
         horovodrun: Its path.
         keep_links: The fixture.
+        python: What runs the script.
     """
 
     folder: Path
     horovodrun: str
     keep_links: KeepLinks
+    python: tuple[str, ...] = (sys.executable,)
 
     @property
     def store_path(self) -> Path:
@@ -51,7 +53,7 @@ class LiveJob:
         return os.environ | (own | {"HVD_AUTOSYNC_LIVE": "1"} if live else {})
 
     def script(self, *arguments: str) -> list[str]:
-        return [sys.executable, str(SCRIPT), "--folder", str(self.folder), *arguments]
+        return [*self.python, str(SCRIPT), "--folder", str(self.folder), *arguments]
 
     def run(self, *arguments: str, live: bool = True) -> Done:
         words = [self.horovodrun, "-np", "2", "--gloo", *self.script(*arguments)]
@@ -104,6 +106,12 @@ def job(tmp_path: Path, horovodrun: str, keep_links: KeepLinks) -> LiveJob:
     return LiveJob(tmp_path, horovodrun, keep_links)
 
 
+@pytest.fixture
+def forked_job(job: LiveJob, fork_rank: Callable[[], list[str]]) -> LiveJob:
+    """The job without the flag, whose key would have another command; its ranks are forked."""
+    return replace(job, python=tuple(fork_rank()))
+
+
 def assert_finished(job: LiveJob, done: Done) -> None:
     assert done.returncode == 0, done.stderr
     (study,) = job.store.studies()
@@ -115,12 +123,12 @@ def assert_finished(job: LiveJob, done: Done) -> None:
 
 @pytest.mark.parametrize("mode", [pytest.param("live", marks=pytest.mark.wide), "auto"])
 def test_one_set_up_all_checkpoints_and_the_model_of_the_default(
-    job: LiveJob, mode: str, tmp_path_factory: pytest.TempPathFactory
+    job: LiveJob, forked_job: LiveJob, mode: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     done = job.with_flag(mode=mode, measures=True)
     assert_finished(job, done)
     steps = int((job.folder / "steps").read_text())
-    plain = replace(job, folder=tmp_path_factory.mktemp("plain"))
+    plain = replace(forked_job, folder=tmp_path_factory.mktemp("plain"))
     assert plain.run("--steps", str(steps), "--sleep", "0", live=False).returncode == 0
     assert "tuned in its own steps" in done.stderr
     assert "trace: hvd-autosync show" in done.stderr
@@ -146,19 +154,20 @@ def assert_only_trained(job: LiveJob, again: Done) -> None:
 
 
 @pytest.mark.wide
-def test_with_less_data_on_one_rank(job: LiveJob) -> None:
-    assert_finished(job, job.run("--uneven"))
+def test_with_less_data_on_one_rank(forked_job: LiveJob) -> None:
+    assert_finished(forked_job, forked_job.run("--uneven"))
 
 
 @pytest.mark.wide
-def test_two_optimizers(job: LiveJob) -> None:
-    assert_finished(job, job.run("--two"))
+def test_two_optimizers(forked_job: LiveJob) -> None:
+    assert_finished(forked_job, forked_job.run("--two"))
 
 
 @pytest.mark.mpi
-def test_under_mpirun_alone(job: LiveJob) -> None:
+def test_under_mpirun_alone(forked_job: LiveJob) -> None:
     words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
-    assert_finished(job, _run([*words, *job.script()], job.variables(live=True)))
+    done = _run([*words, *forked_job.script()], forked_job.variables(live=True))
+    assert_finished(forked_job, done)
 
 
 @pytest.mark.parametrize(
@@ -249,21 +258,23 @@ def test_a_killed_helper_does_no_harm(job: LiveJob) -> None:
     assert (job.folder / "model").exists()
 
 
-def test_arguments_of_the_script_are_a_refusal_with_its_reason(job: LiveJob) -> None:
-    done = job.run("--compression", "--steps", "60")
+def test_arguments_of_the_script_are_a_refusal_with_its_reason(forked_job: LiveJob) -> None:
+    done = forked_job.run("--compression", "--steps", "60")
     assert done.returncode == 0, done.stderr
     assert "say how gradients are exchanged" in done.stderr
     assert "--autosync-mode launched" in done.stderr
-    assert not job.store_path.exists() or not job.store.studies()
+    assert not forked_job.store_path.exists() or not forked_job.store.studies()
 
 
-def test_parameters_in_another_order_on_each_rank_are_trained_as_without_us(job: LiveJob) -> None:
-    done = job.run("--unordered", "--steps", "60")
+def test_parameters_in_another_order_on_each_rank_are_trained_as_without_us(
+    forked_job: LiveJob,
+) -> None:
+    done = forked_job.run("--unordered", "--steps", "60")
     assert done.returncode == 0, done.stderr
     assert "this training is not tuned: ranks have different models" in done.stderr
-    tuned = job.state("model")
-    assert job.run("--unordered", "--steps", "60", live=False).returncode == 0
-    assert all(torch.equal(*pair) for pair in zip(tuned, job.state("model"), strict=True))
+    tuned = forked_job.state("model")
+    assert forked_job.run("--unordered", "--steps", "60", live=False).returncode == 0
+    assert all(torch.equal(*pair) for pair in zip(tuned, forked_job.state("model"), strict=True))
 
 
 def test_what_cannot_be_tuned_in_its_own_steps_is_tuned_by_launched_trials(job: LiveJob) -> None:

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,10 +37,22 @@ embedding = ["table.*"]
 """
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 Done = subprocess.CompletedProcess[str]
+RunFile = Callable[..., Done]
 
 
-def run_file(
-    folder: Path, text: str, *options: str, script: tuple[str, ...] = (), path: Path = SCRIPT
+@pytest.fixture(scope="module")
+def run_file(fork_rank: Callable[[], list[str]]) -> RunFile:
+    """``run_file(folder, text, *options, script=(), path=SCRIPT)``: its ranks are forked."""
+    return partial(_run_file, fork_rank)
+
+
+def _run_file(
+    python: Callable[[], list[str]],
+    folder: Path,
+    text: str,
+    *options: str,
+    script: tuple[str, ...] = (),
+    path: Path = SCRIPT,
 ) -> Done:
     """``hvd-autosync run`` with a strategy file."""
     strategy = folder / "strategy.toml"
@@ -57,7 +71,7 @@ def run_file(
         str(folder / "traces.db"),
         *options,
         "--",
-        sys.executable,
+        *python(),
         str(path),
         *script,
     ]
@@ -70,7 +84,9 @@ def trained_to(done: Done) -> str:
     return found[1]
 
 
-def test_a_file_is_run_exactly_and_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+def test_a_file_is_run_exactly_and_changes_nothing_that_is_trained(
+    tmp_path: Path, run_file: RunFile
+) -> None:
     by_rows = run_file(tmp_path, BY_ROWS)
     assert by_rows.returncode == 0, by_rows.stderr
     assert "ClassPlan(exchange='rows'" in by_rows.stdout and "table.*" in by_rows.stdout
@@ -80,7 +96,7 @@ def test_a_file_is_run_exactly_and_changes_nothing_that_is_trained(tmp_path: Pat
 
 
 @pytest.mark.wide
-def test_rank_0_saves_when_others_have_ended(tmp_path: Path) -> None:
+def test_rank_0_saves_when_others_have_ended(tmp_path: Path, run_file: RunFile) -> None:
     saved = []
     for number, knobs in enumerate(
         ("buckets = 1", 'large_exchange = "sharded"', 'order = "priority"')
@@ -108,7 +124,7 @@ def test_rank_0_saves_when_others_have_ended(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_work_starts_nothing(
-    text: str, options: tuple[str, ...], named: str, tmp_path: Path
+    text: str, options: tuple[str, ...], named: str, tmp_path: Path, run_file: RunFile
 ) -> None:
     done = run_file(tmp_path, text, *options)
     assert done.returncode == 2
@@ -116,8 +132,14 @@ def test_what_cannot_work_starts_nothing(
     assert "trained" not in done.stdout
 
 
-def run_passes(folder: Path, text: str, *script: str) -> Done:
-    return run_file(folder, text, script=(str(folder / "checkpoint"), *script), path=PASSES)
+@pytest.fixture(scope="module")
+def run_passes(run_file: RunFile) -> RunFile:
+    """``run_passes(folder, text, *words of the script)``."""
+
+    def run(folder: Path, text: str, *script: str) -> Done:
+        return run_file(folder, text, script=(str(folder / "checkpoint"), *script), path=PASSES)
+
+    return run
 
 
 def passes(done: Done) -> dict[int, float]:
@@ -147,7 +169,7 @@ def place(folder: Path) -> tuple[int, int, bool]:
 
 
 @pytest.mark.wide
-def test_a_killed_training_goes_on_with_its_schedule(tmp_path: Path) -> None:
+def test_a_killed_training_goes_on_with_its_schedule(tmp_path: Path, run_passes: RunFile) -> None:
     """In the middle of a round, with parameters apart and moments of each rank's own."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for folder in (whole, broken):
@@ -175,7 +197,7 @@ def test_a_killed_training_goes_on_with_its_schedule(tmp_path: Path) -> None:
     ],
 )
 def test_a_training_that_is_killed_goes_on_in_its_phase(
-    kind: str, die_at: int, passed: int, tmp_path: Path
+    kind: str, die_at: int, passed: int, tmp_path: Path, run_passes: RunFile
 ) -> None:
     """Under BSP, in the pass with the switch, and without a barrier."""
     text = SWITCHING.format(kind=kind)
@@ -194,7 +216,9 @@ def test_a_training_that_is_killed_goes_on_in_its_phase(
 
 
 @pytest.mark.wide
-def test_a_rank_that_is_killed_without_a_barrier_ends_the_job(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_without_a_barrier_ends_the_job(
+    tmp_path: Path, run_passes: RunFile
+) -> None:
     text = SWITCHING.format(kind="asp")
     # How many steps of a pass are rank 1's depends on which rank is faster.
     killed = run_passes(tmp_path, text, "--die-at", "100", "--die-rank", "1")
@@ -206,7 +230,7 @@ def test_a_rank_that_is_killed_without_a_barrier_ends_the_job(tmp_path: Path) ->
     assert list(passes_apart(resumed)) == [*range(saved + 1, 7)]
 
 
-def test_a_training_that_breaks_goes_on_exactly(tmp_path: Path) -> None:
+def test_a_training_that_breaks_goes_on_exactly(tmp_path: Path, run_passes: RunFile) -> None:
     done = run_passes(tmp_path, LOCAL, "--fault-at", "20")
     assert done.returncode == 0, done.stderr
     assert re.search(r"hvd-autosync: loss guard: .* is not finite at step \d+", done.stderr)
@@ -254,5 +278,5 @@ def test_tuning_finds_the_rows_of_a_table(tmp_path: Path, horovodrun: str) -> No
     file = tomllib.loads(recipe(study, study.winner).file)
     assert file["classes"] == {"embedding": ["table.weight"]}
     misspelt = BY_ROWS.replace("table", "tabel")
-    refused = run_file(tmp_path, misspelt, script=("--steps", "1000"))
+    refused = _run_file(lambda: [sys.executable], tmp_path, misspelt, script=("--steps", "1000"))
     assert refused.returncode == 2 and "matches no parameter of the model" in refused.stderr

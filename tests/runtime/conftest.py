@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,31 +150,6 @@ def worker_command(spec: TrialSpec, script: str, *arguments: str) -> list[str]:
     return [runner, spec.to_json(), str(WORKERS / script), *arguments]
 
 
-@pytest.fixture(scope="module")
-def fork_worker() -> Iterator[list[str]]:
-    """The beginning of a command that runs a program in a process with torch and Horovod loaded.
-
-    Its servers end with the module: tests of other modules look for processes that were left.
-    """
-    here = Path(__file__).parent
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        for number in ("0", "1"):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-                listening.bind(str(Path(folder, number)))
-                listening.listen()
-                words = [str(here / "forking.py"), str(listening.fileno()), str(os.getpid())]
-                server = subprocess.Popen(
-                    [sys.executable, *words],
-                    env=worker_environment(alone=False),
-                    pass_fds=[listening.fileno()],
-                    start_new_session=True,
-                )
-            stack.callback(server.wait)
-            stack.callback(server.kill)
-        # Without ``site`` it starts in some milliseconds.
-        yield [sys.executable, "-IS", str(here / "forked.py"), folder]
-
-
 @pytest.fixture(scope="session")
 def start_worker() -> Callable[..., subprocess.Popen[bytes]]:
     """``start_worker(script, *arguments, **spec)`` starts one worker without a launcher."""
@@ -210,8 +182,8 @@ def run_python() -> Callable[[str], str]:
     return run
 
 
-@pytest.fixture(scope="module")
-def launch(fork_worker: list[str]) -> Callable[..., Ended]:
+@pytest.fixture(scope="session")
+def launch(fork_rank: Callable[[], list[str]]) -> Callable[..., Ended]:
     """``launch(script, *arguments, under="gloo", limit_s=280, **spec)`` runs a job to its end.
 
     ``under`` is one of ``LAUNCHERS``, or ``alone`` for one rank without ``horovodrun``. Ranks are
@@ -221,7 +193,7 @@ def launch(fork_worker: list[str]) -> Callable[..., Ended]:
     def run(
         script: str, *arguments: str, under: str = "gloo", limit_s: float = 280, **spec: Any
     ) -> Ended:
-        command = [*fork_worker, *worker_command(make_spec(**spec), script, *arguments)]
+        command = [*fork_rank(), *worker_command(make_spec(**spec), script, *arguments)]
         environment = worker_environment(alone=under == "alone")
         if under != "alone":
             command = ["horovodrun", *LAUNCHERS[under], *command]

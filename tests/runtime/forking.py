@@ -8,6 +8,7 @@ imports torch and Horovod for four seconds of a processor.
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -20,6 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_autosync.launch.preload import Preloader
+from hvd_autosync.runtime.driver.environment import TRIAL_VARIABLE
+from hvd_autosync.util.variables import LIVE_VARIABLE
 
 #: ``prctl`` option of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG = 1
@@ -122,4 +125,6 @@ if __name__ == "__main__":
     Preloader().load_frameworks()
     sys.argv = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
     sys.path[0] = os.path.dirname(sys.argv[0])
+    if os.environ.get(TRIAL_VARIABLE) or os.environ.get(LIVE_VARIABLE):
+        importlib.import_module("hvd_autosync.bootstrap")  # as hvd_autosync.pth does
     runpy.run_path(sys.argv[0], run_name="__main__")
