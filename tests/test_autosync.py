@@ -66,8 +66,8 @@ class Job:
             *script,
         ]
 
-    def keep_links(self) -> None:
-        self._keep_links(self.store_path, self.words()[1:])
+    def keep_links(self, options: tuple[str, ...] = ("--gloo",)) -> None:
+        self._keep_links(self.store_path, self.words(options=options)[1:])
 
     def run(self, *script: str, options: tuple[str, ...] = ("--gloo",)) -> "Done":
         return subprocess.run(
@@ -252,7 +252,7 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
 @pytest.fixture(scope="module")
 def plain_status(horovodrun: str) -> int:
     """That of ``horovodrun`` where the script ends with 3."""
-    words = ["-np", "2", "--gloo", sys.executable, str(SCRIPT), "--status", "3"]
+    words = ["-np", "2", "--gloo", sys.executable, "-c", "raise SystemExit(3)"]
     return subprocess.run([horovodrun, *words], capture_output=True).returncode
 
 
@@ -280,16 +280,10 @@ def test_the_trainings_exit_status_is_horovodruns_own(
 def test_mpi_works_the_same(job: Job) -> None:
     space = job.folder / "space.toml"
     space.write_text("[knobs.cycle_time_ms]\nfixed = 90\n")  # nothing that would be confirmed
-    done = job.run(
-        options=(
-            "--mpi",
-            "--autosync-tune-only",
-            "--autosync-trials",
-            "2",
-            "--autosync-space",
-            str(space),
-        )
-    )
+    options = ("--mpi", "--autosync-tune-only", "--autosync-trials", "2")
+    options = (*options, "--autosync-space", str(space))
+    job.keep_links(options)
+    done = job.run(options=options)
     assert done.returncode == 0, done.stderr
     assert "trained" not in done.stdout
     *_, answer, trace = done.stderr.strip().splitlines()

@@ -138,6 +138,8 @@ PATHS = """
 import json, sys
 print("path", json.dumps(sys.path), flush=True)
 print("argv", json.dumps(sys.argv), flush=True)
+if "--help" in sys.argv:
+    sys.exit()
 """
 
 
