@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,8 +31,9 @@ QUICK = [
 STEPS = [str(step) for step in range(100)]
 
 
-def tune_and_train(
+def _tune_and_train(
     horovodrun: str,
+    keep_links: Callable[[Path, list[str]], None],
     folder: Path,
     *command: str,
     before: tuple[str, ...] = (),
@@ -39,19 +42,11 @@ def tune_and_train(
 ) -> str:
     """The output of a job that has its files in ``folder/run``."""
     (folder / "run").mkdir(exist_ok=True)
-    words = [
-        *before,
-        horovodrun,
-        "-np",
-        "2",
-        *QUICK,
-        "--autosync-store",
-        str(folder / "traces.db"),
-        *options.split(),
-        *command,
-    ]
+    store = folder / "traces.db"
+    words = ["-np", "2", *QUICK, "--autosync-store", str(store), *options.split(), *command]
+    keep_links(store, words)
     done = subprocess.run(
-        words,
+        [*before, horovodrun, *words],
         cwd=folder / "run",
         text=True,
         capture_output=True,
@@ -60,6 +55,14 @@ def tune_and_train(
     )
     assert done.returncode == status, done.stderr
     return done.stdout + done.stderr
+
+
+@pytest.fixture
+def tune_and_train(
+    horovodrun: str, keep_links: Callable[[Path, list[str]], None]
+) -> Callable[..., str]:
+    """``tune_and_train(folder, *command, before=(), options="", status=0)``; see above."""
+    return partial(_tune_and_train, horovodrun, keep_links)
 
 
 def assert_trained_from_the_beginning(said: str, folder: Path) -> None:
@@ -73,19 +76,22 @@ def assert_trained_from_the_beginning(said: str, folder: Path) -> None:
     assert [result.status.value for result in results if result] == ["completed"] * len(results)
 
 
-def test_a_script_that_resumes_begins_at_its_beginning(tmp_path: Path, horovodrun: str) -> None:
-    said = tune_and_train(horovodrun, tmp_path, sys.executable, str(SCRIPT), ".")
+def test_a_script_that_resumes_begins_at_its_beginning(
+    tmp_path: Path, tune_and_train: Callable[..., str]
+) -> None:
+    said = tune_and_train(tmp_path, sys.executable, str(SCRIPT), ".")
     assert_trained_from_the_beginning(said, tmp_path)
     assert "trial files are not private" not in said
 
 
 @pytest.mark.wide
-def test_a_shells_script_too_in_fresh_launches(tmp_path: Path, horovodrun: str) -> None:
+def test_a_shells_script_too_in_fresh_launches(
+    tmp_path: Path, tune_and_train: Callable[..., str]
+) -> None:
     (tmp_path / "run.sh").write_text(
         f"touch started; {sys.executable} {SCRIPT} .; status=$?; rm -f started; exit $status\n"
     )
     said = tune_and_train(
-        horovodrun,
         tmp_path,
         "sh",
         "../run.sh",
@@ -136,14 +142,15 @@ def test_hosts_that_share_files_do_so_in_trials(tmp_path: Path, horovodrun: str)
 
 @pytest.mark.root
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
-def test_without_namespaces_what_trials_change_is_put_back(tmp_path: Path, horovodrun: str) -> None:
+def test_without_namespaces_what_trials_change_is_put_back(
+    tmp_path: Path, tune_and_train: Callable[..., str]
+) -> None:
     """A folder in which a file is too large to be copied is not trained in once that is changed."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log.txt").write_text("before\n")
     forbid = 'echo 0 > /proc/sys/user/max_mnt_namespaces; exec "$@"'
     before = ("unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh")
     said = tune_and_train(
-        horovodrun,
         tmp_path,
         sys.executable,
         str(SCRIPT),
@@ -160,7 +167,6 @@ def test_without_namespaces_what_trials_change_is_put_back(tmp_path: Path, horov
     with open(tmp_path / "run" / "log.txt", "a") as log:
         log.truncate(2 << 30)
     said = tune_and_train(
-        horovodrun,
         tmp_path,
         sys.executable,
         str(SCRIPT),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -65,11 +66,11 @@ def test_the_plan_without_standard_error_is_printed(horovodrun: str, tmp_path: P
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_job_without_standard_error_is_tuned_and_trained(horovodrun: str, tmp_path: Path) -> None:
+def test_a_job_without_standard_error_is_tuned_and_trained(
+    horovodrun: str, tmp_path: Path, keep_links: Callable[[Path, list[str]], None]
+) -> None:
     store = tmp_path / "traces.db"
-    done = without(
-        "2>&- <&-",
-        horovodrun,
+    line = [
         "-np",
         "2",
         "--gloo",
@@ -86,7 +87,9 @@ def test_a_job_without_standard_error_is_tuned_and_trained(horovodrun: str, tmp_
         str(store),
         sys.executable,
         str(SCRIPT),
-    )
+    ]
+    keep_links(store, line)
+    done = without("2>&- <&-", horovodrun, *line)
     assert done.returncode == 0
     assert b"trained 60 steps" in done.stdout
     with closing(TraceStore(store)) as traces:
