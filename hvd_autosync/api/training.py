@@ -137,9 +137,10 @@ class Training:
         Path(self._folder.name, END_TUNING_NOTE).touch()
 
     def last_lines(self) -> str:
-        """Return the last lines that the job has printed."""
-        with self.output.open(errors="replace") as file:
+        """Return the last lines that the job has printed, as far as its file is still there."""
+        with contextlib.suppress(FileNotFoundError), self.output.open(errors="replace") as file:
             return "\n".join(printable(line.rstrip("\n")) for line in deque(file, _LAST_LINES))
+        return f"(its output, {self.output}, was deleted)"
 
     def __repr__(self) -> str:
         state = "running" if self.status is None else f"ended with status {self.status}"

@@ -53,6 +53,14 @@ def test_what_a_signal_ended_has_the_status_of_horovodrun(driver: list[str]) -> 
     assert "ended with status 137" in repr(started)
 
 
+def test_output_that_was_deleted_hides_no_status(driver: list[str]) -> None:
+    driver[:] = ["print('one', flush=True)"]
+    started = Training(JOB, Options())
+    assert started.wait() == 0 and started.last_lines() == "one"
+    started.output.unlink()
+    assert "was deleted" in started.last_lines()
+
+
 def test_a_running_training_is_kept_that_nobody_holds(driver: list[str]) -> None:
     class Experiment:
         pass

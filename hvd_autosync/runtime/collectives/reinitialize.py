@@ -251,7 +251,7 @@ def _own_refusal(variables: Mapping[str, str | None]) -> str:
         return "the job is elastic"
     if TIMELINE_VARIABLE in os.environ:
         return f"Horovod writes a timeline ({TIMELINE_VARIABLE})"
-    if os.environ.get(AUTOTUNE_VARIABLE, "0") != "0":
+    if os.environ.get(AUTOTUNE_VARIABLE, "0") not in ("", "0"):
         return f"Horovod's own autotuning is on ({AUTOTUNE_VARIABLE})"
     if mpi_ops.mpi_enabled() and not last.keeps_mpi:
         return "MPI was not initialized by mpi4py before hvd.init(); install mpi4py"

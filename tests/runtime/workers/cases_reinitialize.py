@@ -456,6 +456,8 @@ def case_refusals():
         refused({}, f"timeline (HOROVOD_TIMELINE) (rank {last})")
     with having(HOROVOD_AUTOTUNE="1"):
         refused({}, "Horovod's own autotuning")
+    with having(HOROVOD_AUTOTUNE=""):  # off, as Horovod reads it
+        assert check_reinitialize({}) is None
     with having(HOROVOD_ELASTIC="1"):
         refused({}, "the job is elastic")
     refused({FUSION: "100", CYCLE: "2"}, "both")
