@@ -1,7 +1,7 @@
 """One rank's part in live tuning: what happens at the ends of the training's own steps.
 
 Every rank counts the same steps, so all meet at the same boundaries. There rank 0 tells the others
-what the helper has asked for: a trial, the link, or the strategy to go on with::
+what the helper asks for: a trial, the link, or the strategy to go on with::
 
     | default | boundary | trial | boundary | best known | boundary | trial | ...
                  trial: attach        result, thinking        attach
@@ -310,8 +310,9 @@ class LiveTuning(JoinHook):
 
     def _obey(self, message: Message) -> None:
         kind = message["type"]
-        if kind in ("trial", "probe"):
-            self._search_again()
+        if kind in ("trial", "probe") and self._after_study.now:  # the first after drift
+            self._after_study.end()
+            self._clock.begin_tuning(perf_counter())
         if kind == "trial":
             self._best = strategy_of(message["best"])
             self._begin_trial(message)
@@ -372,9 +373,14 @@ class LiveTuning(JoinHook):
     def _include_late(self, strategy: Strategy) -> None:
         """Let optimizers that the script has created since follow the strategy, too."""
         self._late = False
-        if strategy != Strategy():  # which they follow from their creation
-            self._strategy = None
-            self._use(strategy, self._classes)
+        if strategy == Strategy():  # which they follow from their creation
+            return
+        self._strategy = None
+        problem = self._use(strategy, self._classes)
+        if problem and self._trial is not None:
+            self._finish(self._trial, TrialStatus.CRASHED, problem)
+        elif problem:
+            self._go_on(*self._best)
 
     def _train(self, expected_step_s: float) -> None:
         """The study has ended: only watch the steps from now on."""
@@ -391,12 +397,6 @@ class LiveTuning(JoinHook):
         reason = "the loss guard has ended its lossy strategy"
         self._postponed = {"type": "stop", "reason": reason, "lossy_ended": True}
         self._boundary_at = self._steps + 1
-
-    def _search_again(self) -> None:
-        """A trial begins, or the measurement of the links; it may be the first after drift."""
-        if self._after_study.now:
-            self._after_study.end()
-            self._clock.begin_tuning(perf_counter())
 
     def _script_ended(self) -> None:
         """The script has ended by itself or by Ctrl-C, not by another exception or after one."""

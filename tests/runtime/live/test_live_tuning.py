@@ -782,6 +782,29 @@ def test_an_optimizer_that_is_created_later_follows_too(attached: Attached) -> N
     assert sorted(attached.counts) == [1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("in_trial", [True, False])
+def test_an_optimizer_that_cannot_follow_a_strategy_ends_its_trial_or_the_tuning(
+    attached: Attached, in_trial: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No trial goes on in which optimizers follow two strategies."""
+    use = {"type": "use", **named(FAST)}
+    helper = Helper(*([trial(FAST, measured=100)] if in_trial else [use]))
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if number == 50:
+            attached.gone = {FAST}
+            tuning.optimizer_created(Optimizer(), frozenset())
+
+    train(attached, helper, lambda _: [200], before_step=before)
+    said = capsys.readouterr().err
+    if in_trial:
+        (result,) = helper.results()
+        assert (result.status, result.reason) == (TrialStatus.CRASHED, "it does not fit")
+    else:
+        assert attached.by_rank[1][-1][1] == Strategy()
+        assert "live tuning has ended: the best strategy cannot be attached: it does not" in said
+
+
 def test_the_step_before_which_an_optimizer_is_created_is_not_measured(attached: Attached) -> None:
     numbers: list[int] = []
 
