@@ -91,12 +91,15 @@ class ModelProfile(Record):
         backward_s: Median seconds of backward.
         wrapped: Whether the job uses ``hvd.DistributedOptimizer``. Otherwise it calls collectives
             itself, and only job-wide settings can be tuned.
+        has_epochs: Whether epochs were seen, by a ``DataLoader`` with a length or a call of
+            ``hvd_autosync.average()``; no local step is made before.
     """
 
     parameters: tuple[ParameterProfile, ...] = ()
     forward_s: OrNan = math.nan
     backward_s: OrNan = math.nan
     wrapped: bool = True
+    has_epochs: bool = field(default=True, metadata=LEFT_OUT)
 
     @property
     def size_bytes(self) -> int:

@@ -18,6 +18,12 @@ from dataclasses import dataclass
 
 from hvd_autosync.errors import SpaceError
 
+#: What a script does so that ranks know where parameters must be equal.
+SEE_EPOCHS = (
+    "use a torch.utils.data.DataLoader with a length, or call hvd_autosync.average(optimizer) at "
+    "the end of each epoch"
+)
+
 
 @dataclass(frozen=True)
 class Schedule:

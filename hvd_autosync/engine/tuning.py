@@ -57,6 +57,7 @@ from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.restrictions import without_choices
+from hvd_autosync.search_space.schedule import SEE_EPOCHS
 from hvd_autosync.search_space.sync_plan import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study.fallbacks import fallback_line, without_excluded
@@ -419,6 +420,9 @@ class _Tuning:
                 "the space file makes a lossy strategy the default: nothing judges that, and other "
                 "strategies are compared with its losses"
             )
+        if "schedule" in self._options.allow and model.wrapped and not model.has_epochs:
+            why = "no epoch was seen in the default trial's warm-up"
+            self._listener.on_notice(f"local steps are not tuned: {why}; {SEE_EPOCHS}")
         return Task(model, resources), space
 
     def _reuse(self, study: AskTellStudy, default_s: float) -> None:

@@ -33,6 +33,8 @@ watch: DriftWatch | None = None
 run_summary: RunSummary | None = None
 #: The losses that quality trials of the job predict for the training.
 loss_prediction: LossPrediction | None = None
+#: Whether the script has called :func:`average`.
+script_averages = False
 #: The driver's folder, if the driver is on this host; else empty.
 driver_folder = ""
 #: The losses of this process's steps; ``None`` if they are not needed.
@@ -103,6 +105,8 @@ def average(optimizer: Any) -> None:
     Args:
         optimizer: The wrapped optimizer.
     """
+    global script_averages
+    script_averages = True
     average_now = getattr(optimizer, "_hvd_autosync_average", None)
     if average_now is not None:
         average_now()

@@ -25,6 +25,7 @@ from functools import cached_property
 from itertools import combinations, starmap
 
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.schedule import SEE_EPOCHS
 from hvd_autosync.search_space.sync_plan import schedule_of
 from hvd_autosync.study.noninferiority import (
     MOST_PAIRS,
@@ -375,11 +376,7 @@ def _why_without_average(candidate: Strategy, trials: Sequence[QualityTrial]) ->
     schedule = schedule_of(candidate)
     at_once = schedule is not None and schedule.base > 1 and not schedule.start
     if at_once and not any(trial.in_round for trial in trials):
-        return (
-            "it made no local step, because no end of an epoch was seen: use a "
-            "torch.utils.data.DataLoader with a length, or call hvd_autosync.average(optimizer) at "
-            "the end of each epoch"
-        )
+        return f"it made no local step, because no end of an epoch was seen: {SEE_EPOCHS}"
     return (
         "too few steps to see the loss of an average of its replicas; increase "
         "--autosync-quality-steps"

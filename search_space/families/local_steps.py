@@ -19,8 +19,9 @@ _IN_FILES = "only in a strategy file (docs/local-steps.md)"
 _MOST_TUNED = 16
 
 
-def _several_ranks(situation: Situation) -> bool:
-    return situation.model.wrapped and situation.resources.world_size > 1
+def _can_be_local(situation: Situation) -> bool:
+    model = situation.model
+    return model.wrapped and model.has_epochs and situation.resources.world_size > 1
 
 
 def _measurable(knob: Knob, situation: Situation) -> Knob:
@@ -40,9 +41,9 @@ LOCAL_STEPS = KnobSpec(
         help="Least number of local steps of each rank between two averages of parameters.",
     ),
     sets=PlanField("schedule", "base"),
-    when="--autosync-allow schedule; hvd.DistributedOptimizer; several ranks; more than 16 only in "
-    "a strategy file",
-    applies=_several_ranks,
+    when="--autosync-allow schedule; hvd.DistributedOptimizer; several ranks; epochs that are "
+    "seen; more than 16 only in a strategy file",
+    applies=_can_be_local,
     narrow=_measurable,
     cost="rounds",
     doc="""

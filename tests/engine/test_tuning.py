@@ -185,6 +185,28 @@ def test_what_the_guard_has_ended_is_left_whatever_groups_are_allowed(
     assert settings.excluded == (Strategy({"local_steps": 4}),)
 
 
+@pytest.mark.parametrize("has_epochs", [True, False])
+def test_where_no_epoch_was_seen_local_steps_are_not_tuned(
+    tmp_path: Path, has_epochs: bool
+) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), allow=("schedule",))
+    steps, model = (
+        RankReport(0, "a", step_s=(0.1,) * 40),
+        replace(TASK.model, has_epochs=has_epochs),
+    )
+    default = TrialResult(TrialStatus.COMPLETED, ranks=(steps,), profile=model)
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = [default, default, Launched]  # the first probes the links
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    (study,) = TraceStore(options.store).studies()
+    assert study.space is not None
+    assert any(knob.name == "local_steps" for knob in study.space.knobs) is has_epochs
+    said = [call.args[0] for call in listener.on_notice.mock_calls]
+    assert any("warm-up; use a torch.utils.data" in each for each in said) != has_epochs
+
+
 @pytest.mark.parametrize("fixed", ["local_steps]\nfixed = 2", "buckets]\nhigh = 4"])
 def test_a_lossy_default_of_a_space_file_is_told(tmp_path: Path, fixed: str) -> None:
     (tmp_path / "space.toml").write_text(f"[knobs.{fixed}\n")

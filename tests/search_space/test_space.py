@@ -73,6 +73,8 @@ def test_lossy_knobs_are_opt_in(model: ModelProfile, one_host: Resources) -> Non
     scheduled = build_space(model, one_host, allow=["schedule"])
     assert {knob.name for knob in scheduled.knobs if not knob.exact} == {"local_steps"}
     assert scheduled["local_steps"].default == 1
+    unseen = replace(model, has_epochs=False)
+    assert "local_steps" not in names(build_space(unseen, one_host, allow=["schedule"]))
     assert not scheduled.is_exact({"local_steps": 2})
     assert scheduled.is_exact({"local_steps": 1}) and scheduled.is_exact({"cycle_time_ms": 5.0})
 

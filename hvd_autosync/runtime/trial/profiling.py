@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import same_by_sums
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
+from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
 from hvd_autosync.search_space.model_profile import ModelProfile
 
 if TYPE_CHECKING:
@@ -51,6 +54,16 @@ class Profiling:
         self._factor_meter: FactorMeter | None = None
         #: Whether all ranks are known to multiply alike.
         self._alike = False
+        self._epochs = Epochs(self)
+        self._has_epochs = False
+
+    @property
+    def replicas_in_sync(self) -> bool:
+        """Always true: epochs are only looked for here."""
+        return True
+
+    def at_sync_point(self, why: SyncPoint) -> None:
+        """Do nothing; see :attr:`replicas_in_sync`."""
 
     def begin(self, optimizers: Sequence[Any]) -> None:
         """Begin to profile, on rank 0; not while a step is under way.
@@ -68,6 +81,9 @@ class Profiling:
 
     def step_ends(self) -> None:
         """A step has ended."""
+        if not self._has_epochs:
+            self._epochs.stepped()
+            self._has_epochs = self._epochs.seen
         if self.profiler is not None:
             self.profiler.step_ends()
         if self._factor_meter is not None:
@@ -90,7 +106,7 @@ class Profiling:
         factors = self._factor_meter.factors if self._alike else {}
         profile = self.profiler.finish(factors)
         self.close()
-        return profile
+        return replace(profile, has_epochs=self._has_epochs or current.script_averages)
 
     def close(self) -> None:
         """Profile no longer."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.trial import profiling, trial_run
@@ -15,6 +16,14 @@ from hvd_autosync.runtime.trial.trial_run import TrialRun
 
 class Left(Exception):
     """Thrown where the process would end."""
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Data without an end that could be known."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.ones(1)
 
 
 class Spy:
@@ -253,6 +262,26 @@ def test_profile_leaves_measured_steps_alone(start: Start, spy: Spy, warmup_step
     assert spy.messages[1]["owned"] == ["rest_codec"]
     names = [p["name"] for p in spy.messages[1]["profile"]["parameters"]]
     assert names == ["a", "b"]
+
+
+@pytest.mark.parametrize("how", ["loader", "average", "stream", "by hand"])
+def test_the_profile_says_whether_epochs_were_seen(
+    start: Start, spy: Spy, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current, "script_averages", False)
+    run, optimizer = start(profile=True, warmup_steps=4), make_optimizer("a")
+    run.optimizer_created(optimizer, frozenset())
+    data = torch.ones(20, 1)
+    batches = iter(DataLoader(TensorDataset(data) if how == "loader" else Stream()))
+    for _ in range(4):
+        if how in ("loader", "stream"):
+            next(batches)
+        optimizer.param_groups[0]["params"][0].sum().backward()
+        run.optimizer_stepped(optimizer)
+        if how == "average":
+            current.average(optimizer)
+    seen = spy.messages[1]["profile"].get("has_epochs", True)  # left out if it is
+    assert seen is (how in ("loader", "average"))
 
 
 @pytest.mark.parametrize("alike", [True, False])
