@@ -110,6 +110,7 @@ class Page:
         self._client.shell_channel.send(message)
 
 
+@pytest.mark.wide  # `test_jupyterlab.py` does so in a browser
 def test_the_widget_moves_and_stop_stops(kernel: Any, tmp_path: Path) -> None:
     _, client = kernel
     cell, page = TUNE.format(store=str(tmp_path / "t.db")), Page(client)

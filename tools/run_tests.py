@@ -31,6 +31,7 @@ _BESIDE = (
     "tests/faults",
     "tests/recurring",
     "tests/test_autosync.py",
+    "tests/test_hosts.py",
     "tests/test_jupyterlab.py",
     "tests/test_live.py",
     "tests/test_notebooks.py",

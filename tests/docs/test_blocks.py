@@ -395,8 +395,9 @@ def _is_run(block: Block) -> bool:
 
 
 RUN = [page for page in PAGES if any(map(_is_run, ALL[page]))]
-#: Pages that tune or train for a minute each; what they show is tested elsewhere, too.
-LONG = ("extending", "local-steps", "notebooks", "protocols", "traces")
+#: Pages that tune or train for a minute each; what they show is tested elsewhere, too, and the
+#: README's blocks are those that a new user runs first.
+LONG = ("extending", "five-minutes", "local-steps", "notebooks", "protocols", "traces")
 
 
 @pytest.mark.cluster

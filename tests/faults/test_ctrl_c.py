@@ -47,11 +47,15 @@ def has_come(life: Life, moment: str | int) -> bool:
     return moment in life.said
 
 
-def interrupted(job: Job, moment: str | int) -> Life:
+def begun(job: Job, trials: int) -> Life:
+    """A driver of the study, and of the training after it."""
+    options = ("--autosync-transfer=never",)
+    return job.start("--steps", str(STEPS), trials=trials, options=options, trains=True)
+
+
+def interrupted(job: Job, moment: str | int, trials: int) -> Life:
     """A driver whose Ctrl-C was pressed at a moment: its output, or the trials that ended."""
-    life = job.start(
-        "--steps", str(STEPS), trials=8, options=("--autosync-transfer=never",), trains=True
-    )
+    life = begun(job, trials)
     assert life.until(lambda: has_come(life, moment)), life.said
     life.kill(signal.SIGINT)
     return life
@@ -59,22 +63,25 @@ def interrupted(job: Job, moment: str | int) -> Life:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "moments",
+    ("moments", "trials"),
     [
         pytest.param(
             ("Ctrl-C ends tuning and starts the training", "links", 2),
+            8,
             marks=pytest.mark.wide,
             id="many",
         ),
-        pytest.param((2,), id="some"),
+        pytest.param((2,), 4, id="some"),
     ],
 )
-def test_once_it_trains_and_twice_it_stops(moments: tuple[str | int, ...], job: Job) -> None:
+def test_once_it_trains_and_twice_it_stops(
+    moments: tuple[str | int, ...], trials: int, job: Job
+) -> None:
     kept: list[object] = []
     if "links" not in moments:
         job.keep_links()
     for moment in moments:
-        life = interrupted(job, moment)
+        life = interrupted(job, moment, trials)
         assert life.wait() == 0, life.said
         assert life.printed.count(f"trained {STEPS} steps") == 1
         assert "Traceback" not in life.said
@@ -86,7 +93,7 @@ def test_once_it_trains_and_twice_it_stops(moments: tuple[str | int, ...], job: 
         kept = results
     assert len(kept) >= 2
 
-    life = interrupted(job, 0)
+    life = interrupted(job, 0, trials)
     assert life.until(lambda: "tuning was ended" in life.said), life.said
     life.kill(signal.SIGINT)
     assert life.wait() == 130, life.said
@@ -98,9 +105,7 @@ def test_once_it_trains_and_twice_it_stops(moments: tuple[str | int, ...], job: 
 
     (study,) = job.store.studies()
     assert study.status is StudyStatus.RUNNING
-    last = job.start(
-        "--steps", str(STEPS), trials=8, options=("--autosync-transfer=never",), trains=True
-    )
+    last = begun(job, trials)
     assert last.wait() == 0, last.said
     (study,) = job.store.studies()
     assert study.status is StudyStatus.FINISHED

@@ -38,7 +38,7 @@ MEANS: dict[str, list[Means]] = {
 }
 #: Output of the driver after which it is stopped, or the number of ended trials.
 MOMENTS = ("", "tuning", "links", 0, 1, 1, 1, 2, 2, 3)
-SOME_MOMENTS = ("", "links", 1, 2)
+SOME_MOMENTS = ("links", 1)
 
 
 def has_come(life: Life, moment: str | int) -> bool:
@@ -56,7 +56,7 @@ def has_come(life: Life, moment: str | int) -> bool:
     ("moments", "trials"),
     [
         pytest.param(MOMENTS, 16, marks=pytest.mark.wide, id="many"),
-        pytest.param(SOME_MOMENTS, 8, id="some"),
+        pytest.param(SOME_MOMENTS, 4, id="some"),
     ],
 )
 def test_a_driver_that_is_stopped_at_any_moment(

@@ -54,6 +54,7 @@ def digest(path: Path) -> str:
 
 
 @pytest.mark.root
+@pytest.mark.wide  # what a driver does where a store cannot be written is shown by a lock, too
 def test_the_disk_of_the_store_fills_up(job: Job, small_disk: Path) -> None:
     job.store_path = small_disk / "traces.db"
     job.store_option = str(job.store_path)
@@ -130,13 +131,8 @@ def test_a_newer_store_is_refused_and_left_as_it_is(job: Job) -> None:
     assert digest(job.store_path) == before
 
 
-@pytest.mark.parametrize(
-    "same",
-    [
-        pytest.param(True, id="same job"),
-        pytest.param(False, id="other job", marks=pytest.mark.wide),
-    ],
-)
+@pytest.mark.wide  # `traces/test_store.py` has two processes that ask at once
+@pytest.mark.parametrize("same", [True, False], ids=["same job", "other job"])
 def test_two_studies_at_once(job: Job, same: bool) -> None:
     job.keep_links()
     lives = [job.start(trials=3), job.start(*(() if same else ("--steps", "61")), trials=3)]

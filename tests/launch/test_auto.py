@@ -194,6 +194,7 @@ def test_a_script_that_cannot_be_forked_goes_on_cold(horovodrun: str, tmp_path: 
 
 
 @pytest.mark.cluster
+@pytest.mark.wide  # that of one which fails in a fork alone stands for it
 def test_a_job_that_fails_either_way_is_not_blamed_on_the_fork(horovodrun: str) -> None:
     driven = Driven(sys.executable, str(SCRIPT), "--fault", "crash")
     assert driven.run().status is TrialStatus.CRASHED
