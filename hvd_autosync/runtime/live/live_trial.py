@@ -6,12 +6,14 @@ import json
 import math
 import socket
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
 from hvd_autosync.runtime.collectives.agreement import gather_bytes
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.measure.recorder import Recorder
+from hvd_autosync.runtime.measure.settling import settled_after
 from hvd_autosync.runtime.trial.ending import peak_memory_bytes, should_prune
 from hvd_autosync.runtime.trial.profiling import (
     Profiling,
@@ -72,9 +74,10 @@ class LiveTrial:
 
     @property
     def measured(self) -> Sequence[float]:
-        """This rank's measured steps, seconds, without untypical ones."""
+        """This rank's measured steps, seconds, without untypical ones, once it has settled."""
         warmup = self.spec.warmup_steps
-        return _typical(self.recorder.step_s, self._untypical, self._partial, warmup)[warmup:]
+        steps = _typical(self.recorder.step_s, self._untypical, self._partial, warmup)
+        return steps[settled_after(steps, warmup) :]
 
     @property
     def over(self) -> bool:
@@ -220,11 +223,12 @@ class LiveTrial:
             )
             for place, (host, step_s, blocked_s, _, memory) in enumerate(reports)
         )
+        of_all = [fmean(each) for each in zip(*(report.step_s for report in ranks), strict=True)]
         return TrialResult(
             status,
             reason,
             ranks,
-            warmup_steps=warmup,
+            warmup_steps=settled_after(of_all, warmup),
             setup_s=self._setup_s,
             total_s=perf_counter() - self._began,
             **fields,

@@ -16,9 +16,9 @@ WARMUP, MEASURED = 3, 12
 LACKING = 9
 
 
-def make_steps(trial: LiveTrial, count: int) -> None:
+def make_steps(trial: LiveTrial, count: int, step_s: float = 0.01) -> None:
     for _ in range(count):
-        trial.recorder.step_s.append(0.01)
+        trial.recorder.step_s.append(step_s)
         trial.recorder.blocked_s.append(0.0)
 
 
@@ -56,3 +56,19 @@ def test_a_trial_that_begins_again_counts_its_steps_from_there() -> None:
     assert trial.steps == 0
     make_steps(trial, 10 + MEASURED)
     assert trial.over and len(trial.measured) == MEASURED
+
+
+@pytest.mark.parametrize("slow", [0, 4])
+def test_steps_in_which_a_strategy_settles_are_not_measured(slow: int) -> None:
+    def body() -> TrialResult | None:
+        spec = TrialSpec("t", Strategy(), warmup_steps=WARMUP, measured_steps=MEASURED)
+        trial = LiveTrial(spec, perf_counter(), float("inf"))
+        make_steps(trial, WARMUP + slow, step_s=0.02)
+        make_steps(trial, MEASURED - slow)
+        assert trial.over and list(trial.measured) == [0.01] * (MEASURED - slow)
+        return trial.result(TrialStatus.COMPLETED, "")
+
+    result, _ = ThreadRanks(2, seed=1).run(body)
+    assert result is not None and result.step_time is not None
+    assert result.warmup_steps == WARMUP + slow
+    assert result.step_time.mean_s == pytest.approx(0.01)
