@@ -48,7 +48,7 @@ from hvd_autosync.runtime.live.step_clock import StepClock
 from hvd_autosync.runtime.live.vanished import Vanished
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
-from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
+from hvd_autosync.runtime.patches.epochs import AlwaysInSync, Epochs
 from hvd_autosync.runtime.patches.exits import call_at_exit
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
 from hvd_autosync.runtime.trial.ending import leave
@@ -70,7 +70,7 @@ _WATCH_EVERY = 64
 _PATIENCE, _PATIENCE_TO_REFUSE = 200, 20
 
 
-class LiveTuning(JoinHook):
+class LiveTuning(JoinHook, AlwaysInSync):
     """Handles the events of the training, and meets the other ranks at boundaries.
 
     Args:
@@ -163,14 +163,6 @@ class LiveTuning(JoinHook):
     def _epoch_begins(self, loader: Any, iterator: Any) -> None:
         """A loader begins an epoch, of the training or of an evaluation."""
         self.unlike_others()
-
-    @property
-    def replicas_in_sync(self) -> bool:
-        """All strategies are exact: replicas never differ."""
-        return True
-
-    def at_sync_point(self, why: SyncPoint) -> None:
-        """Do nothing, as replicas never differ."""
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective.

@@ -43,6 +43,18 @@ class SyncPoints(Protocol):
         """Make parameters equal, unless they are; a collective."""
 
 
+class AlwaysInSync:
+    """Sync points of a training whose replicas never differ: its epochs are only looked at."""
+
+    @property
+    def replicas_in_sync(self) -> bool:
+        """Always true."""
+        return True
+
+    def at_sync_point(self, why: SyncPoint) -> None:
+        """Do nothing."""
+
+
 class Epochs:
     """The epochs of one optimizer's training.
 

@@ -11,7 +11,7 @@ import torch
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import same_by_sums
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
-from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
+from hvd_autosync.runtime.patches.epochs import AlwaysInSync, Epochs
 from hvd_autosync.search_space.model_profile import ModelProfile
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def profiled_steps(warmup: int, earliest: int) -> tuple[int, int] | None:
     return (begin, end) if begin < end else None
 
 
-class Profiling:
+class Profiling(AlwaysInSync):
     """What one rank does for the profile of the model.
 
     Attributes:
@@ -56,14 +56,6 @@ class Profiling:
         self._alike = False
         self._epochs = Epochs(self)
         self._has_epochs = False
-
-    @property
-    def replicas_in_sync(self) -> bool:
-        """Always true: epochs are only looked for here."""
-        return True
-
-    def at_sync_point(self, why: SyncPoint) -> None:
-        """Do nothing; see :attr:`replicas_in_sync`."""
 
     def begin(self, optimizers: Sequence[Any]) -> None:
         """Begin to profile, on rank 0; not while a step is under way.

@@ -20,7 +20,7 @@ import torch
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
-from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
+from hvd_autosync.runtime.patches.epochs import AlwaysInSync, Epochs
 from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE
 
 #: Windows of losses at the end whose mean substitutes for a metric that the script does not report.
@@ -31,7 +31,7 @@ _NUMBERS = (int, float, torch.Tensor)
 _EVERY_S = 5.0
 
 
-class RunSummary:
+class RunSummary(AlwaysInSync):
     """The summary of this process's training.
 
     Args:
@@ -58,14 +58,6 @@ class RunSummary:
         #: Rank and number of ranks; known once Horovod is initialized, also after its shutdown.
         self._rank: int | None = None
         self._size = 1
-
-    @property
-    def replicas_in_sync(self) -> bool:
-        """Always true: epochs are only counted here."""
-        return True
-
-    def at_sync_point(self, why: SyncPoint) -> None:
-        """Do nothing; see :attr:`replicas_in_sync`."""
 
     def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
         """The script has wrapped an optimizer."""
