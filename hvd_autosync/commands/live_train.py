@@ -1,7 +1,8 @@
 """``horovodrun --autosync --autosync-mode live``: the training is started once, and tuned in place.
 
-Only if it fails in a trial of its first minutes it is started again, once, without that strategy.
-How long a trial has hung before it was ended does not count among these.
+Only if it fails in a trial of its first minutes, or has gone on from a checkpoint, it is started
+again, once, without that strategy. How long a trial has hung before it was ended does not count
+among these minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from hvd_autosync.search_space import Strategy
     from hvd_autosync.traces import TrialRecord
 
-#: A training that fails in a trial which began earlier than this is started again.
+#: A training that fails in a trial which began earlier than this is started again, a script that
+#: goes on from its checkpoints at any time.
 _EARLY = timedelta(minutes=5)
 #: Longest wait for the helper to record how a trial has ended, seconds.
 _RECORD_S = 2.0
@@ -82,7 +84,8 @@ def train_live(
             return ended
         strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
         what = f"the training failed in the trial of {strategy}"
-        if restarted or datetime.fromisoformat(failed.asked_at) - began > _EARLY:
+        late = datetime.fromisoformat(failed.asked_at) - began > _EARLY
+        if restarted or (late and not ended.resumed):
             _say(f"{what}; {_again(job, options, begins, failed.strategy)}")
             return ended
         _say(f"{what}, which is not tried again; starting the training again")

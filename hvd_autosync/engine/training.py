@@ -39,6 +39,7 @@ from hvd_autosync.util.variables import (
     JUDGED_VARIABLE,
     LIVE_VARIABLE,
     REFUSAL_VARIABLE,
+    RESUMED_NOTE,
     STOPPED_VARIABLE,
 )
 
@@ -128,6 +129,8 @@ class RunOutcome:
         refusal: Why its ranks ended it, as it cannot be tuned in its own steps; else empty.
         begun: Whether rank 0 of a training that is tuned live has begun to be tuned, as far as this
             is known on this host.
+        resumed: Whether the script of a training that is tuned live has gone on from a checkpoint,
+            as far as this is known on this host.
     """
 
     status: int
@@ -136,6 +139,7 @@ class RunOutcome:
     stopped: bool = False
     refusal: str = ""
     begun: bool = True
+    resumed: bool = False
 
 
 #: Called once after a fallback of the loss guard, with the step and the reason, in another thread
@@ -231,7 +235,8 @@ def run_live_training(
         with contextlib.suppress(OSError):  # without the folder it cannot refuse
             if folder is None:
                 folder = Path(stack.enter_context(NotesFolder()))
-            (folder / ENDED_NOTE).unlink(missing_ok=True)  # of a start before
+            for note in (ENDED_NOTE, RESUMED_NOTE):  # of a start before
+                (folder / note).unlink(missing_ok=True)
         if beginning is not None:
             known = beginning.context
             spec = _spec(strategy, known, "" if folder is None else str(folder), recurring=False)
@@ -253,8 +258,9 @@ def run_live_training(
         )
         if number and not status and not (folder / ENDED_NOTE).exists():
             status = 128 + number  # lost, as in run_training
-        drift = _drift(str(folder))
-    return RunOutcome(status, drift, stopped=bool(number), refusal=reason, begun=begun)
+        drift, resumed = _drift(str(folder)), (folder / RESUMED_NOTE).exists()
+    stop = bool(number)
+    return RunOutcome(status, drift, stopped=stop, refusal=reason, begun=begun, resumed=resumed)
 
 
 def _drift(folder: str) -> str:

@@ -29,6 +29,8 @@ STOPPED_VARIABLE = "HVD_AUTOSYNC_STOPPED"
 #: Files that rank 0 creates beside that one: it has begun to be tuned; its script has ended by
 #: itself; its tuning has ended without a result, with the reason.
 BEGUN_NOTE, ENDED_NOTE, TUNING_ENDED_NOTE = "begun", "ended", "tuning-ended"
+#: File that any rank creates there: the script has gone on from a checkpoint.
+RESUMED_NOTE = "resumed"
 #: File there with the id of the study, which the helper of rank 0 creates.
 STUDY_NOTE = "study"
 #: File that a notebook creates there to end the tuning of such a training, which then goes on.

@@ -56,14 +56,20 @@ def test_what_its_helper_reads_is_checked_before_the_training_begins(
         live_train.train_live(JOB, Options(mode="live", store="/proc/traces.db"))
 
 
-@pytest.mark.parametrize(("minutes", "launches"), [(4, 2), (6, 1)])
+@pytest.mark.parametrize(
+    ("minutes", "resumed", "launches"), [(4, False, 2), (6, False, 1), (6, True, 2)]
+)
 def test_a_training_that_fails_in_an_early_trial_is_started_again(
-    minutes: int, launches: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    minutes: int,
+    resumed: bool,
+    launches: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The trial's beginning counts, however long it has hung."""
+    """The trial's beginning counts, however long it has hung; with checkpoints any trial does."""
     asked = timestamp(datetime.now(timezone.utc) + timedelta(minutes=minutes))
     failed = SimpleNamespace(study_id="5", strategy=Strategy({"buckets": 3}), asked_at=asked)
-    ends = [RunOutcome(1), RunOutcome(0)]
+    ends = [RunOutcome(1, resumed=resumed), RunOutcome(0)]
     restarted = []
 
     def run(_: Job, variables: dict[str, str], **__: object) -> RunOutcome:

@@ -59,7 +59,7 @@ from hvd_autosync.search_space.horovod_settings import is_elastic
 from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.search_space.trial import TrialSpec, TrialStatus
 from hvd_autosync.util.print_line import print_line
-from hvd_autosync.util.variables import ENDED_NOTE, TUNING_ENDED_NOTE
+from hvd_autosync.util.variables import ENDED_NOTE, RESUMED_NOTE, TUNING_ENDED_NOTE
 
 #: Aimed seconds between two boundaries at which rank 0 asks for messages, and the most steps.
 _ASK_EVERY_S, _MOST_STEPS = 0.25, 16
@@ -91,7 +91,8 @@ class LiveTuning(JoinHook, AlwaysInSync):
     def __init__(self, helper: Helper | None, refusal: str = "") -> None:
         self.profiling, self.losses = Profiling(), Losses()
         self._refusal = refusal
-        self._optimizers, self.vanished = Optimizers(self.unlike_others), Vanished()
+        self._optimizers = Optimizers(self.unlike_others, self._load_checkpoint)
+        self.vanished = Vanished()
         self.own_because, self.barred, self.watch = "", "", current.watch
         self._epochs = Epochs(self)
         self._epochs.call_on_begin(self._epoch_begins)
@@ -155,6 +156,11 @@ class LiveTuning(JoinHook, AlwaysInSync):
         """Add seconds of the current step that were spent waiting for other ranks."""
         if self._trial is not None:
             self._trial.recorder.blocked += seconds
+
+    def _load_checkpoint(self) -> None:
+        """The script loads one; before the first step it goes on from there."""
+        if not self._steps:
+            leave_note(RESUMED_NOTE)
 
     def unlike_others(self) -> None:
         """The current step contains what others do not, such as a checkpoint."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
+from hvd_autosync.runtime.patches.checkpoints import call_on_checkpoint
+
 
 class Optimizers:
     """Optimizers in the order of their creation; weak, so that the script can drop them.
@@ -16,11 +18,12 @@ class Optimizers:
     Args:
         on_save: Called when the script asks one of them for its states, as for a checkpoint: such a
             step takes longer.
+        on_load: Called when the script loads a checkpoint into one of them.
     """
 
-    def __init__(self, on_save: Callable[[], None]) -> None:
+    def __init__(self, on_save: Callable[[], None], on_load: Callable[[], None]) -> None:
         self._fixed: dict[weakref.ref[Any], frozenset[str]] = {}
-        self._on_save = on_save
+        self._on_save, self._on_load = on_save, on_load
         self._watches = True
         self._hooks: list[RemovableHandle] = []
 
@@ -31,21 +34,21 @@ class Optimizers:
             self._hook(optimizer)
 
     def watch_saves(self) -> None:
-        """Call ``on_save`` from now on, as at the beginning."""
+        """Call ``on_save`` and ``on_load`` from now on, as at the beginning."""
         self.ignore_saves()
         self._watches = True
         for optimizer in self.living:
             self._hook(optimizer)
 
     def ignore_saves(self) -> None:
-        """Leave nothing of ours in the optimizers, and do not call ``on_save`` any more."""
+        """Leave nothing of ours in the optimizers, and call neither any more."""
         self._watches = False
         while self._hooks:
             self._hooks.pop().remove()
 
     def _hook(self, optimizer: Any) -> None:
         hook = optimizer.register_state_dict_pre_hook(lambda _: self._on_save())
-        self._hooks.append(hook)
+        self._hooks += [hook, call_on_checkpoint(optimizer, self._on_load)]
 
     @property
     def all(self) -> list[Any]:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,13 +20,12 @@ import torch
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
+from hvd_autosync.runtime.patches.checkpoints import call_on_checkpoint
 from hvd_autosync.runtime.patches.epochs import AlwaysInSync, Epochs
 from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE
 
 #: Windows of losses at the end whose mean substitutes for a metric that the script does not report.
 _LAST_WINDOWS = 4
-#: How optimizers count their steps.
-_NUMBERS = (int, float, torch.Tensor)
 #: Seconds between two writes.
 _EVERY_S = 5.0
 
@@ -61,19 +60,11 @@ class RunSummary(AlwaysInSync):
 
     def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
         """The script has wrapped an optimizer."""
-        # Before the hook of a strategy optimizer, which may put another state in its place.
-        optimizer.register_load_state_dict_pre_hook(self._on_load, prepend=True)
+        call_on_checkpoint(optimizer, self._load_checkpoint)
 
-    def _on_load(self, optimizer: Any, state_dict: Mapping[str, Any]) -> None:
-        """An optimizer is about to load a state; one before the first step is of a checkpoint.
-
-        Its own state is none: rank 0 may load that again when it was broadcast.
-        """
-        if self._steps:
-            return
-        own = {id(each) for each in optimizer.state.values()}
-        states = [each for each in state_dict.get("state", {}).values() if id(each) not in own]
-        self._resumed = self._resumed or _have_stepped(states)
+    def _load_checkpoint(self) -> None:
+        """The script loads one; before the first step it goes on from there."""
+        self._resumed = self._resumed or not self._steps
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
@@ -139,13 +130,3 @@ class RunSummary(AlwaysInSync):
         if not count or self._losses.several:
             return None
         return math.fsum(float(total) for total, _ in self._windows) / count
-
-
-def _have_stepped(states: Sequence[Any]) -> bool:
-    """Return whether an optimizer with these states of parameters has made a step.
-
-    A new one has no states, or some that have counted no step.
-    """
-    entries = [each.get("step") for each in states if isinstance(each, Mapping)]
-    counts = [torch.as_tensor(each) for each in entries if isinstance(each, _NUMBERS)]
-    return any(bool(count.gt(0).any()) for count in counts) if counts else bool(states)

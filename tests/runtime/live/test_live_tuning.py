@@ -42,7 +42,7 @@ from hvd_autosync.runtime.trial import probe
 from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS, OUT_OF_TIME
-from hvd_autosync.util.variables import STOPPED_VARIABLE, TUNING_ENDED_NOTE
+from hvd_autosync.util.variables import RESUMED_NOTE, STOPPED_VARIABLE, TUNING_ENDED_NOTE
 
 FAST, ODD, BEST, PORTLESS, BEGUN = (Strategy({"buckets": n}) for n in (3, 5, 7, 9, 11))
 
@@ -59,16 +59,29 @@ class Optimizer:
         self._sync = Synchronizer(SyncPlan())
         self._allreduce_delay = {"weight": 1}
         self.param_groups: list[dict[str, Any]] = []
-        self.hooks: OrderedDict[int, Callable[[Any], None]] = OrderedDict()
+        self.hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
+        self.load_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
+        self.state: dict[Any, Any] = {}
 
     def register_state_dict_pre_hook(self, hook: Callable[[Any], None]) -> RemovableHandle:
         handle = RemovableHandle(self.hooks)
         self.hooks[handle.id] = hook
         return handle
 
+    def register_load_state_dict_pre_hook(
+        self, hook: Callable[..., None], prepend: bool
+    ) -> RemovableHandle:
+        handle = RemovableHandle(self.load_hooks)
+        self.load_hooks[handle.id] = hook
+        return handle
+
     def state_dict(self) -> None:
         for hook in self.hooks.values():
             hook(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for hook in self.load_hooks.values():
+            hook(self, state)
 
 
 class Helper:
@@ -780,6 +793,28 @@ def test_an_optimizer_that_is_created_later_follows_too(attached: Attached) -> N
     train(attached, helper, lambda _: [300], before_step=before)
     assert [strategy for _, strategy in attached.by_rank[0]] == [FAST, FAST]
     assert sorted(attached.counts) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("before_step", "steps", "noted"), [(1, 9, True), (5, 9, False), (1, 0, False)]
+)
+def test_a_script_that_goes_on_from_a_checkpoint_leaves_a_note(
+    attached: Attached,
+    before_step: int,
+    steps: int,
+    noted: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not one that loads a state later, or that of an optimizer without a step."""
+    monkeypatch.setenv(STOPPED_VARIABLE, str(tmp_path / "stopped"))
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if number == before_step:
+            optimizer.load_state_dict({"state": {0: {"step": steps}}})
+
+    train(attached, Helper(trial(FAST)), lambda _: [100], before_step=before)
+    assert (tmp_path / RESUMED_NOTE).exists() is noted
 
 
 @pytest.mark.parametrize("in_trial", [True, False])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_autosync.runtime.measure.settling import settled_after
+from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 
 WARMUP = 3
 
@@ -25,9 +26,14 @@ def test_long_steps_later_on_are_measured() -> None:
     assert settled_after(steps, WARMUP) == WARMUP
 
 
-@pytest.mark.parametrize("steps", [[], [1.0] * 2, [5.0] * WARMUP, [1.0] * WARMUP + [9.0, 1.0] * 3])
+@pytest.mark.parametrize("steps", [[], [1.0] * 2, [5.0] * WARMUP, [1.0] * WARMUP + [9.0] * 5])
 def test_of_few_steps_nothing_is_said(steps: list[float]) -> None:
     assert settled_after(steps, WARMUP) == WARMUP
+
+
+def test_enough_steps_for_a_step_time_are_left() -> None:
+    steps = [1.0] * WARMUP + [9.0] * 3 + [1.0] * 4
+    assert settled_after(steps, WARMUP) == len(steps) - MIN_MEASURED_STEPS
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.2])
