@@ -5,7 +5,8 @@ between epochs is the same on all ranks. While no epoch end has been seen, and b
 start, gradients are exchanged in every step as without a schedule::
 
     parallel ... | vote | H steps, average | H steps, average | ...
-                          ^ ranks agree on the length in the first step of each round
+                          ^     ^ in the backward of the last step ranks agree that the round ends
+                          in that of the first step they agree on the length
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ from hvd_autosync.runtime.collectives.agreement import agree_steps, tell_all
 from hvd_autosync.runtime.collectives.operations import (
     Sum,
     allreduce,
-    allreduce_async_,
     rank,
     size,
-    synchronize,
 )
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
@@ -39,7 +38,7 @@ from hvd_autosync.runtime.sync.averaging import Averaging
 from hvd_autosync.runtime.sync.equal_states import equalize_states
 from hvd_autosync.runtime.sync.nested import Nested
 from hvd_autosync.runtime.sync.phase import Phase, TrainingPhase, Votes
-from hvd_autosync.runtime.sync.proposal import Proposal, RoundAverage, check_together
+from hvd_autosync.runtime.sync.proposal import Proposal, RoundAverage, RoundEnd
 from hvd_autosync.search_space.schedule import Schedule
 
 _LOG = logging.getLogger(__name__)
@@ -90,6 +89,8 @@ class LocalSteps(Nested, JoinHook):
         self._progress = progress
         register_join_hook(self)
         self._proposal: Proposal | None = None
+        #: The end of the round, if others have been told of it.
+        self._end: RoundEnd | None = None
         self._length = self._done = 0
         #: The average at the end of this round; between two rounds, that of the last.
         self._average = RoundAverage.ALL
@@ -178,7 +179,8 @@ class LocalSteps(Nested, JoinHook):
             self.inner.on_skip()
 
     def about_to_join(self) -> None:
-        """Wait for the agreement on the length of a round that has just begun."""
+        """Finish what this rank has begun with the others: a new round's agreement, or its end."""
+        self._end_as_told()
         if self._proposal is not None:
             self._proposal.agreed()
         self._proposal = None
@@ -201,9 +203,12 @@ class LocalSteps(Nested, JoinHook):
         self.settle_skipped()
         if self._phase.now is Phase.RESTORED:
             self._average_parameters()
-        elif self._done:
+            return
+        told = self._end is not None
+        self._end_as_told()
+        if self._done:
             self._end_round(early=True)
-        elif not self.average_is_exact and self._proposal is None:
+        elif (told or not self.average_is_exact) and self._proposal is None:
             # A rank that trains on instead would wait here for this one, not at the round's end.
             Proposal(self._name, 0).agreed()
             self._end_round(early=True)
@@ -307,6 +312,7 @@ class LocalSteps(Nested, JoinHook):
             self._average_parameters()
         elif self.running:
             self._begin_after_join()
+            self._end_as_told()
             self._end_round(early=True)
         self.make_whole()
         self.states.close()
@@ -338,7 +344,7 @@ class LocalSteps(Nested, JoinHook):
     def _forget_round(self) -> None:
         """Begin the next round, if there is one, as the first."""
         self._length = self._done = 0
-        self._proposal = None
+        self._proposal = self._end = None
         self._average = RoundAverage.ALL
 
     def _end_rounds(self) -> None:
@@ -380,8 +386,11 @@ class LocalSteps(Nested, JoinHook):
 
     def _gradient_arrived(self) -> None:
         with self._lock:  # backward runs hooks in one thread for each device
-            if self._done == 0 and self._proposal is None:
-                self._propose()
+            if self._done == 0:
+                if self._proposal is None:
+                    self._propose()
+            elif self._done == self._length - 1 and self._end is None:
+                self._end = RoundEnd(self._name, early=False)
 
     def _average_parameters(self) -> None:
         """Make replicas equal that have diverged since a resume.
@@ -409,14 +418,20 @@ class LocalSteps(Nested, JoinHook):
         _LOG.debug("step %d: a round of %d steps begins", self.step, self._length)
         self._proposal = None
 
+    def _end_as_told(self) -> None:
+        """End the round between the last backward and its step, if there is one that ends there.
+
+        Others have been told that it ends as agreed, and may make the step before.
+        """
+        if self._end is not None:
+            self._end_round(early=False)
+
     def _end_round(self, *, early: bool) -> None:
         self._done = 0
         self.averages += 1
-        here = torch.tensor([1, early], dtype=torch.int32, device="cpu")
-        # Known first: ranks that end a round for different reasons would wait for each other.
-        synchronize(allreduce_async_(here, name=f"{self._name}.end", op=Sum))
-        ranks, ended_early = here.tolist()
-        check_together(ended_early, ranks)
+        end = self._end or RoundEnd(self._name, early=early)
+        self._end = None
+        ranks = end.agreed()
         if early and self._average is RoundAverage.PARAMETERS:
             self._average = RoundAverage.ALL
         exact = self._average is not RoundAverage.PARAMETERS

@@ -1,4 +1,4 @@
-"""What ranks agree on before the first step of a round of local steps."""
+"""What ranks agree on before the first step of a round of local steps, and at its end."""
 
 from __future__ import annotations
 
@@ -55,6 +55,32 @@ class Proposal:
         if sending > 0:
             return length_of_all, RoundAverage.ALL_AND_SET
         return length_of_all, RoundAverage.ALL if ending > 0 else RoundAverage.PARAMETERS
+
+
+class RoundEnd:
+    """This rank's end of a round: with the others it finds out whether all end it for one reason.
+
+    Ranks that end it for different ones would average in different ways and wait for each other.
+
+    Args:
+        name: Name of the operation.
+        early: Whether it ends before its agreed length.
+    """
+
+    def __init__(self, name: str, *, early: bool) -> None:
+        self._sums = torch.tensor([1, early], dtype=torch.int32, device="cpu")
+        self._handle = allreduce_async_(self._sums, name=f"{name}.end", op=Sum)
+
+    def agreed(self) -> int:
+        """Return how many ranks take part; those that wait in ``hvd.join()`` do not.
+
+        Raises:
+            ConfigurationError: Some ranks end the round early, the others do not.
+        """
+        synchronize(self._handle)
+        ranks, ended_early = self._sums.tolist()
+        check_together(ended_early, ranks)
+        return round(ranks)
 
 
 def check_together(ended_early: int, ranks: int) -> None:

@@ -178,9 +178,10 @@ def rounds_begun(begin: Any, plan: ExchangePlan) -> Any:
     own = begin(_SHAPES, SyncPlan(plan, schedule=Schedule(4)))
     own.sync.at_sync_point(SyncPoint.SCRIPT)
 
-    def step() -> None:
+    def step(**options: Any) -> None:
         number = own.method.step
-        own.step({place: gradient(rank(), number, place) for place in range(len(_SHAPES))})
+        gradients = {place: gradient(rank(), number, place) for place in range(len(_SHAPES))}
+        own.step(gradients, **options)
 
     own.next_step = step
     while not own.method.running:
@@ -285,6 +286,80 @@ def test_an_average_of_some_ranks_where_a_round_has_just_ended_is_an_error(begin
     for outcome in ThreadRanks(3).outcomes(body):
         assert isinstance(outcome, ConfigurationError), outcome
         assert "1 of 3 ranks have ended a round of local steps early" in outcome.message
+
+
+@pytest.mark.parametrize("codec", ["none", "topk"])
+def test_ranks_agree_on_the_end_of_a_round_in_the_backward_of_its_last_step(
+    codec: str, begin: Any
+) -> None:
+    """So it costs no cycle of Horovod's, and what the script does before that step is no matter."""
+    plan = ExchangePlan(1, rest=ClassPlan(codec=codec, ratio=0.1))
+
+    def body() -> tuple[list[bool], list[torch.Tensor], list[torch.Tensor]]:
+        own, told = rounds_begun(begin, plan), []
+
+        def average() -> None:
+            told.append(own.method._end is not None)
+            own.sync.at_sync_point(SyncPoint.SCRIPT)
+            assert own.sync.replicas_in_sync
+
+        for _ in range(4):
+            own.next_step(between=lambda: told.append(own.method._end is not None))
+        for _ in range(3):
+            own.next_step()
+        own.next_step(between=average)
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        for number in range(*(own.begun[0], own.method.step)):
+            for place, each in enumerate(own.begun[1]):
+                each -= _RATE * sum(gradient(r, number, place) for r in range(3)) / 3
+        return told, own.values(), own.begun[1]
+
+    for told, values, wanted in ThreadRanks(3).run(body):
+        assert told == [False, False, False, True, True]
+        torch.testing.assert_close(values, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["none", "topk"])
+def test_an_average_of_some_ranks_before_the_last_step_of_a_round_is_an_error(
+    codec: str, begin: Any
+) -> None:
+    plan = ExchangePlan(1, rest=ClassPlan(codec=codec, ratio=0.1))
+
+    def body() -> None:
+        own = rounds_begun(begin, plan)
+        for _ in range(3):
+            own.next_step()
+        if rank() == 1:
+            own.next_step(between=lambda: own.sync.at_sync_point(SyncPoint.SCRIPT))
+        else:
+            own.next_step()
+            own.next_step()
+
+    for outcome in ThreadRanks(3).outcomes(body):
+        assert isinstance(outcome, ConfigurationError), outcome
+        assert "1 of 3 ranks have ended a round of local steps early" in outcome.message
+
+
+def test_a_rank_that_joins_before_the_last_step_of_a_round_is_in_its_average(begin: Any) -> None:
+    """Without that step, of which it has made the backward only."""
+
+    def body() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        own = rounds_begun(begin, ExchangePlan())
+        for _ in range(3):
+            own.next_step()
+        if rank() == 1:
+            own.method.on_gradient_ready(own.parameters[0])
+        else:
+            own.next_step()
+        join()
+        for number in range(own.begun[0], own.begun[0] + 12):
+            for place, each in enumerate(own.begun[1]):
+                made = [r for r in range(3) if r != 1 or number < own.begun[0] + 11]
+                each -= _RATE * sum(gradient(r, number, place) for r in made) / 3
+        return own.values(), own.begun[1]
+
+    for averaged, wanted in ThreadRanks(3).run(body):
+        torch.testing.assert_close(averaged, wanted, rtol=1e-5, atol=1e-4)
 
 
 def held_bytes(elements: int) -> int:
