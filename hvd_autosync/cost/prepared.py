@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_autosync.cost.coefficients import COORDINATION_SHARE, CYCLE_BUSY_S, REST_S, Coefficients
-from hvd_autosync.cost.timeline import FloatArray, Items, Loop, communication
+from hvd_autosync.cost.timeline import FloatArray, Items, Loop, communication, round_s
 
 #: Indices of strategies.
 Places = npt.NDArray[np.intp]
@@ -76,11 +76,13 @@ class Prepared:
         communicated_s, overlapped_s = self._communication(
             len(coefficients), latency, byte, compute
         )
-        # Averaging of parameters overlaps with nothing.
-        exposed_s = np.where(
-            local > 1, communicated_s / local, np.maximum(communicated_s - backward_s, 0.0)
-        )
-        overlapped_s = np.where(local > 1, 0.0, overlapped_s)
+        exposed_s = np.maximum(communicated_s - backward_s, 0.0)
+        if (local > 1).any():
+            # Averaging of parameters overlaps with nothing.
+            loop = self._loop(len(coefficients), latency)
+            of_round_s = round_s(loop, communicated_s, forward_s, backward_s, local)
+            exposed_s = np.where(local > 1, of_round_s / local - forward_s - backward_s, exposed_s)
+            overlapped_s = np.where(local > 1, 0.0, overlapped_s)
         hidden_s = deferrable * np.minimum(exposed_s, forward_s)
         shortest_s = CYCLE_BUSY_S + COORDINATION_SHARE * self.latency_s * latency
         busy_share = CYCLE_BUSY_S / np.maximum(cycle_s, shortest_s)
@@ -121,11 +123,7 @@ class Prepared:
             factor.reshape(times, -1) for factor in (latency, byte, compute)
         )
         for own, those in self._groups:
-            loop = Loop(
-                np.tile(self.loop.cycle_s[own], times),
-                np.tile(self.loop.fusion_bytes[own], times),
-                np.tile(self.loop.response_s[own], times) * each_latency[:, own].ravel(),
-            )
+            loop = self._loop(times, each_latency[:, own].ravel(), own)
             arrival_s, size, wire_s, operations, alone = (
                 np.tile(getattr(those, field.name), (1, times)) for field in fields(Items)
             )
@@ -139,6 +137,14 @@ class Prepared:
             found = communication(loop, items, self.backward_s * each_compute[:, own].ravel())
             end_s[:, own], overlapped_s[:, own] = (each.reshape(times, -1) for each in found)
         return end_s.ravel(), overlapped_s.ravel()
+
+    def _loop(self, times: int, latency: FloatArray, own: Places | slice = slice(None)) -> Loop:
+        """Return the background loop of the strategies ``own`` for each set of coefficients."""
+        cycle_s, fusion_bytes, response_s = (
+            np.tile(each[own], times)
+            for each in (self.loop.cycle_s, self.loop.fusion_bytes, self.loop.response_s)
+        )
+        return Loop(cycle_s, fusion_bytes, response_s * latency)
 
     @cached_property
     def _groups(self) -> list[tuple[Places, Items]]:

@@ -1,4 +1,4 @@
-"""The end of a step's communication: a simulation of Horovod's background loop.
+"""The end of a step's communication, or a round's: a simulation of Horovod's background loop.
 
 The loop checks for ready tensors once per cycle, negotiates and fuses them, and does nothing else
 until they are reduced (``BackgroundThreadLoop`` and ``RunLoopOnce`` in
@@ -81,10 +81,7 @@ def communication(
         overlapped = overlapped + np.where(opens, _before(backward_s, begin, work), 0.0)
         # The batch before is finished first, and this item waits for the next cycle.
         end = np.where(opens, np.maximum(end, begin + work), end)
-        next_cycle = np.maximum(begin + loop.cycle_s, end)
-        # An arrival at an idle loop falls anywhere into a cycle: half a cycle on average.
-        start = np.where(ready > next_cycle, ready + loop.cycle_s / 2, next_cycle)
-        begin = np.where(opens, start, begin)
+        begin = np.where(opens, _found(loop, ready, begin, end), begin)
         fits = joins & (fused + size <= loop.fusion_bytes) & (alone == 0)
         # Nothing is fused with an item that is sent alone.
         first = np.where(alone > 0, np.inf, size)
@@ -97,6 +94,44 @@ def communication(
         later = np.where(there, np.maximum(later, follow), later)
     overlapped = overlapped + _before(backward_s, begin, work)
     return np.maximum(end, begin + work) + later, overlapped
+
+
+def round_s(
+    loop: Loop,
+    average_s: FloatArray,
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    steps: FloatArray,
+) -> FloatArray:
+    """Return the seconds from one average of parameters to the next, shape ``(c,)``.
+
+    In the first backward after an average ranks agree on the length of the round, and in its last
+    on its end: each is an operation without bytes, which the end of its step waits for
+    (``runtime/sync/local_steps.py``). So with short steps a round takes three cycles.
+
+    Args:
+        loop: The background loop.
+        average_s: Seconds of the average itself, as of :func:`communication`.
+        forward_s: Seconds of forward of one step.
+        backward_s: Seconds of backward of one step.
+        steps: Steps of the round, at least 2.
+    """
+    step_s = forward_s + backward_s
+    begin, end, now = np.zeros_like(average_s), average_s, average_s
+    for before in (np.zeros_like(steps), steps - 2):
+        backward = now + before * step_s + forward_s
+        begin = _found(loop, backward, begin, end)
+        end = begin + loop.response_s
+        now = np.maximum(backward + backward_s, end)
+    return _found(loop, now, begin, end)
+
+
+def _found(loop: Loop, ready: FloatArray, begin: FloatArray, end: FloatArray) -> FloatArray:
+    """Return when the loop finds what is ready then, if its last batch began and ended then."""
+    next_cycle = np.maximum(begin + loop.cycle_s, end)
+    # An arrival at an idle loop falls anywhere into a cycle: half a cycle on average.
+    start: FloatArray = np.where(ready > next_cycle, ready + loop.cycle_s / 2, next_cycle)
+    return start
 
 
 def _before(backward_s: FloatArray, begin: FloatArray, work: FloatArray) -> FloatArray:

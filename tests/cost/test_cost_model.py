@@ -153,7 +153,8 @@ def test_looks_slow_processors_down(model: ModelProfile, slow_network: Resources
     local = {"local_steps": 16}  # nothing to be found in most of the looks
     at = [{**local, "cycle_time_ms": each} for each in (0.01, 0.1, 1.0, 1.5, 2.0, 4.0)]
     seconds = CostModel(model, slow_network).predict(at)
-    assert seconds[0] == seconds[1]  # an operation takes 2 ms
+    # An operation takes 2 ms. In each round its average waits for half a cycle.
+    assert seconds[1] - seconds[0] == pytest.approx(0.09e-3 / 2 / 16)
     looks_s = 1.5 * (model.forward_s + model.backward_s) * 1.25e-4
     for index, (often, seldom) in enumerate(((1.0, 1.5), (1.5, 2.0), (2.0, 4.0)), start=2):
         saved = seconds[index] - seconds[index + 1]
@@ -523,6 +524,26 @@ def test_local_steps_share_one_exchange(model: ModelProfile, slow_network: Resou
     # What is owned by one rank cannot be stepped by another.
     sharded = {"local_steps": 4, "large_exchange": "sharded", "embedding_exchange": "sharded"}
     assert CostModel(model, slow_network).predict([sharded])[0] == seconds[3]
+
+
+def test_short_rounds_take_three_cycles(model: ModelProfile, slow_network: Resources) -> None:
+    """One for the length, one for the end and one for the average; in long ones two are hidden."""
+    only = replace(model, parameters=model.parameters[1:2])
+    cost = CostModel(only, slow_network)
+
+    def waits_s(cycle_ms: float, steps: int) -> float:
+        """What the cycle adds to a round."""
+        at = [
+            {"local_steps": steps, "buckets": 1, "cycle_time_ms": each} for each in (1e-3, cycle_ms)
+        ]
+        shortest, seconds = cost.predict(at, Coefficients(contention=-99.0))
+        return float(seconds - shortest) * steps
+
+    step_s, average_s = 0.031, 1024 * 1024 * 4 * 1.5 / 12.5e6 + 0.002
+    for steps in (2, 4, 16):
+        # The beginning of one average to that of the next.
+        assert waits_s(1000.0, steps) == pytest.approx(3.0 - steps * step_s - average_s, abs=2e-3)
+        assert waits_s(10.0, steps) == pytest.approx(0.005, abs=1e-4)
 
 
 def test_rounds_are_capped(model: ModelProfile, slow_network: Resources) -> None:

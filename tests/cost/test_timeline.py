@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_autosync.cost.timeline import Items, Loop, communication
+from hvd_autosync.cost.timeline import Items, Loop, communication, round_s
 
 ITEM = st.tuples(
     st.floats(0, 0.1),
@@ -66,3 +66,21 @@ def test_nothing_to_send_takes_no_time() -> None:
     loop = Loop(np.full(2, 1e-3), np.full(2, 1e6), np.full(2, 1e-3))
     found = communication(loop, Items(none, none, none, none + 1, none), np.ones(2))
     assert [each.tolist() for each in found] == [[0, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("cycle", "forward", "backward", "steps", "seconds"),
+    [
+        # Each of three operations waits for the next cycle.
+        (1.0, 0.01, 0.02, 4, 3.0),
+        # The length is found half a cycle into a backward of two, and the end as well.
+        (1.0, 3.0, 2.0, 4, 0.7 + 20.0 + 0.5),
+        # A backward of a quarter of a cycle hides some of each; the average waits for a cycle.
+        (1.0, 3.0, 0.25, 2, 0.7 + 2 * (3.0 + 0.5 + 0.1) + 0.9),
+    ],
+)
+def test_a_round(cycle: float, forward: float, backward: float, steps: int, seconds: float) -> None:
+    one = np.ones(1)
+    loop = Loop(cycle * one, 1e9 * one, 0.1 * one)
+    found = round_s(loop, 0.7 * one, forward * one, backward * one, steps * one)
+    assert found == pytest.approx(seconds)

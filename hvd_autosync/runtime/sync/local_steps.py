@@ -21,12 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_steps, tell_all
-from hvd_autosync.runtime.collectives.operations import (
-    Sum,
-    allreduce,
-    rank,
-    size,
-)
+from hvd_autosync.runtime.collectives.operations import Sum, allreduce, rank, size
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook

@@ -78,9 +78,9 @@ class RoundEnd:
             ConfigurationError: Some ranks end the round early, the others do not.
         """
         synchronize(self._handle)
-        ranks, ended_early = self._sums.tolist()
+        ranks, ended_early = map(int, self._sums)
         check_together(ended_early, ranks)
-        return round(ranks)
+        return ranks
 
 
 def check_together(ended_early: int, ranks: int) -> None:
