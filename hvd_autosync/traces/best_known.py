@@ -1,7 +1,7 @@
 """A program that finds the best known strategy for a worker's model.
 
-It reads a request from standard input and writes the strategy, as the document of a strategy file,
-to standard output; nothing if there is none. If the store cannot be used, it writes the error's
+It reads a request from standard input and writes the strategy, as the document of a strategy file;
+nothing if there is none. If the store cannot be used, it writes the error's
 ``message`` and ``hint``. All are JSON. Lines for the user go to the error output.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.search_space.catalogue import is_exact
@@ -63,8 +63,12 @@ def best_known(
     return None
 
 
-def main() -> None:
-    """Answer one request."""
+def main(answers: TextIO) -> None:
+    """Answer one request.
+
+    Args:
+        answers: Where the answer goes.
+    """
     request = json.load(sys.stdin)
     response: dict[str, Any] | None
     try:
@@ -73,4 +77,4 @@ def main() -> None:
     except AutosyncError as error:
         response = {"message": error.message, "hint": error.hint}
     if response is not None:
-        json.dump(response, sys.stdout)
+        json.dump(response, answers)

@@ -121,6 +121,6 @@ def test_a_store_that_does_not_exist_has_no_answer(
     request = {"parameters": PARAMETERS, "slots": [2], "device": "cpu"}
     monkeypatch.setenv("HVD_AUTOSYNC_STORE", str(tmp_path / "missing.db"))
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
-    main()
+    main(sys.stdout)
     assert capsys.readouterr().out == ""
     assert list(tmp_path.iterdir()) == []

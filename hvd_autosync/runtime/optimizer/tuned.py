@@ -25,10 +25,11 @@ from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.program import run_code
 from hvd_autosync.util.variables import STORE_VARIABLE
 
-#: Winners may have knobs and choices of extensions.
+#: Winners may have knobs and choices of extensions, and those may print.
 _LOOK_UP = run_code(
+    "import sys; answers, sys.stdout = sys.stdout, sys.stderr; "
     "from hvd_autosync import extensions; extensions.load(); "
-    "from hvd_autosync.traces.best_known import main; main()"
+    "from hvd_autosync.traces.best_known import main; main(answers)"
 )
 _LIMIT_S = 60.0
 #: Environment variables passed to the look-up, which is no rank.

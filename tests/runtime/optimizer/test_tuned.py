@@ -59,6 +59,7 @@ def test_what_is_no_answer_is_an_error_of_all_ranks(monkeypatch: pytest.MonkeyPa
 def test_a_winner_with_a_knob_of_an_extension_is_found(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One that prints while it is loaded."""
     file = tmp_path / "mine.py"
     file.write_text(
         "from hvd_autosync.extensions import add_knob\n"
@@ -66,6 +67,7 @@ def test_a_winner_with_a_knob_of_an_extension_is_found(
         "from hvd_autosync.search_space.knobs import integer_knob\n"
         "mine = integer_knob('mine', 0, 9, 1, help='Mine.')\n"
         "add_knob(KnobSpec(mine, Variable('HOROVOD_MINE'), 'always'))\n"
+        "print('loaded')\n"
     )
     monkeypatch.setenv("HVD_AUTOSYNC_EXTENSIONS", str(file))
     winner = Strategy({"buckets": 3, "mine": 2})
