@@ -14,6 +14,7 @@ from types import FrameType
 
 from hvd_autosync.engine.notes_folder import NotesFolder
 from hvd_autosync.launch.command import launch, launcher_environment
+from hvd_autosync.launch.facts import known_controllers
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.launch.signals import stop_if_asked
@@ -327,7 +328,7 @@ def _run(
             raise SystemExit(128 + number)
         if number in signals[:-1]:
             return  # the first one is already scheduled
-        to_mpirun = number == signal.SIGINT and strategy.get("controller", job.controller) != "gloo"
+        to_mpirun = number == signal.SIGINT and _may_be_under_mpi(job, strategy)
         delay_s = _FORWARD_SIGINT_AFTER_S if to_mpirun else _FORWARD_AFTER_S
         if number == signal.SIGINT and not to_mpirun:
             # Horovod's launcher for Gloo handles both signals alike, but during its import SIGINT
@@ -350,6 +351,14 @@ def _run(
     if status and signals:
         status = 128 + signals[0]
     return status if status >= 0 else 128 - status, signals[0] if signals else 0
+
+
+def _may_be_under_mpi(job: Job, strategy: Strategy) -> bool:
+    """Return whether ``mpirun`` may carry the job; true if nobody has looked at Horovod yet."""
+    chosen = strategy.get("controller", job.controller)
+    if chosen is None:
+        return not job.elastic and known_controllers() != ["gloo"]
+    return chosen != "gloo"
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> None:

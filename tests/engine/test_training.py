@@ -130,6 +130,30 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.parametrize(
+    ("built", "options", "chosen", "may_be"),
+    [
+        ([], (), None, True),
+        (["gloo", "mpi"], (), None, True),
+        (["gloo"], (), None, False),
+        (["gloo", "mpi"], ("--min-np", "1"), None, False),
+        (["gloo", "mpi"], (), "gloo", False),
+        (["gloo", "mpi"], (), "mpi", True),
+    ],
+)
+def test_only_what_mpirun_may_carry_gets_its_sigint_late(
+    monkeypatch: pytest.MonkeyPatch,
+    built: list[str],
+    options: tuple[str, ...],
+    chosen: str | None,
+    may_be: bool,
+) -> None:
+    """Under Gloo, too, where the user chose nothing and Horovod was built without MPI."""
+    monkeypatch.setattr(training, "known_controllers", lambda: built)
+    job = Job(options, ("python", "train.py"), (Host("localhost", 2),), chosen)
+    assert training._may_be_under_mpi(job, Strategy()) is may_be
+
+
 def await_true(condition: Callable[[], bool], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
