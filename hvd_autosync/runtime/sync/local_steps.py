@@ -384,8 +384,17 @@ class LocalSteps(Nested, JoinHook):
             if self._done == 0:
                 if self._proposal is None:
                     self._propose()
-            elif self._done == self._length - 1 and self._end is None:
+            elif self._ends_told and self._done == self._length - 1 and self._end is None:
                 self._end = RoundEnd(self._name, early=False)
+
+    @property
+    def _ends_told(self) -> bool:
+        """Whether others are told of the end of this round in its last backward.
+
+        Not where an epoch ends with it: others may be in the script's next operation when a rank
+        that fails after that backward leaves its loader, and would wait for it.
+        """
+        return self._average is RoundAverage.PARAMETERS
 
     def _average_parameters(self) -> None:
         """Make replicas equal that have diverged since a resume.

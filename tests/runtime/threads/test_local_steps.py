@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
+from hvd_autosync.runtime.collectives.operations import CollectiveError, allreduce, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state import normalization
@@ -338,6 +338,32 @@ def test_an_average_of_some_ranks_before_the_last_step_of_a_round_is_an_error(
     for outcome in ThreadRanks(3).outcomes(body):
         assert isinstance(outcome, ConfigurationError), outcome
         assert "1 of 3 ranks have ended a round of local steps early" in outcome.message
+
+
+@pytest.mark.parametrize("codec", ["none", "topk"])
+def test_a_rank_that_fails_before_the_last_step_of_an_epoch_holds_nobody_up(
+    codec: str, loader: Any, begin: Any
+) -> None:
+    """It leaves its loader; the others make the step, and then wait in an operation of theirs."""
+    plan = ExchangePlan(1, rest=ClassPlan(codec=codec, ratio=0.1))
+
+    def fail() -> None:
+        raise ArithmeticError
+
+    def body() -> None:
+        own = begin(_SHAPES, SyncPlan(plan, schedule=Schedule(4)))
+        for step in loader(own.epochs, 9):
+            gradients = {place: gradient(rank(), step, place) for place in range(len(_SHAPES))}
+            last = rank() == 1 and step == 8
+            own.step(gradients, between=fail if last else lambda: None)
+            assert own.method.running
+        allreduce(torch.ones(1), name="loss")
+
+    first, failed, third = ThreadRanks(3).outcomes(body)
+    assert isinstance(failed, ArithmeticError)
+    for other in (first, third):
+        assert isinstance(other, ConfigurationError), other
+        assert "1 of 3 ranks have ended a round of local steps early" in other.message
 
 
 def test_a_rank_that_joins_before_the_last_step_of_a_round_is_in_its_average(begin: Any) -> None:
