@@ -42,6 +42,7 @@ class _Report:
         losses: The losses.
         in_round: As of :class:`RankReport`.
         several_losses: As of :class:`RankReport`.
+        untypical: As of :class:`RankReport`.
         end: The end of the run.
     """
 
@@ -53,6 +54,7 @@ class _Report:
     losses: list[float] = field(default_factory=list)
     in_round: list[int] = field(default_factory=list)
     several_losses: bool = False
+    untypical: list[int] = field(default_factory=list)
     end: End | None = None
 
 
@@ -144,6 +146,8 @@ class Collector:
         if not message.step_s[:left] or message.first != len(report.step_s):
             return
         report.step_s += message.step_s[:left]
+        steps = range(message.first, len(report.step_s))
+        report.untypical += [index for index in message.untypical if index in steps]
         report.blocked_s += message.blocked_s[:left]
         self.last_step_at = time.monotonic()
         if math.isnan(self.first_step_s):
@@ -223,6 +227,7 @@ class Collector:
                     r.end.peak_memory_bytes if r.end else 0,
                     tuple(r.in_round),
                     r.several_losses,
+                    tuple(r.untypical),
                 )
                 for rank, r in sorted(self._reports.items())
             )

@@ -235,6 +235,8 @@ class RankReport(Record):
             steps; the others are losses of the average.
         several_losses: Whether optimizers of the script have losses of their own, and it reports
             none: then ``losses`` mean nothing.
+        untypical: Indices in ``step_s`` of steps that are not like the others: with an evaluation,
+            a checkpoint or the beginning of an epoch.
     """
 
     rank: int
@@ -245,6 +247,7 @@ class RankReport(Record):
     peak_memory_bytes: int = 0
     in_round: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
     several_losses: bool = field(default=False, metadata=LEFT_OUT)
+    untypical: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)
@@ -306,11 +309,33 @@ class TrialResult(Record):
         parts["end"] = max(self.total_s - known_s, 0.0) if known else math.nan
         return {name: seconds for name, seconds in parts.items() if math.isfinite(seconds)}
 
+    @property
+    def _left_out(self) -> frozenset[int]:
+        """Indices of measured steps that some rank found unlike the others.
+
+        None if these are the most, or too few rounds would be left for a step time.
+        """
+        steps = min((len(rank.step_s) for rank in self.ranks), default=0)
+        unlike = {
+            i for rank in self.ranks for i in rank.untypical if self.warmup_steps <= i < steps
+        }
+        measured = steps - self.warmup_steps
+        rounds = (measured - len(unlike)) // max(self.round_steps, 1)
+        enough = rounds >= MIN_MEASURED_STEPS and 2 * len(unlike) <= measured
+        return frozenset(unlike if enough else ())
+
     def measured_durations(self) -> npt.NDArray[np.float64]:
-        """Return the step durations, each a mean over a round and all ranks, seconds, ``(n,)``."""
+        """Return the step durations, each a mean over a round and all ranks, seconds, ``(n,)``.
+
+        Steps that are not like the others are in none, unless they are the most.
+        """
         import numpy as np
 
-        rows = [rank.step_s[self.warmup_steps :] for rank in self.ranks]
+        left_out = self._left_out
+        rows = [
+            [s for i, s in enumerate(rank.step_s) if i >= self.warmup_steps and i not in left_out]
+            for rank in self.ranks
+        ]
         length = max(self.round_steps, 1)
         rounds = min((len(row) for row in rows), default=0) // length
         if rounds == 0:
@@ -339,6 +364,9 @@ class TrialResult(Record):
     @property
     def blocked_share(self) -> float:
         """Share of the measured time in which ranks waited for communication; NaN if unknown."""
-        blocked = [sum(rank.blocked_s[self.warmup_steps :]) for rank in self.ranks]
-        total = [sum(rank.step_s[self.warmup_steps :]) for rank in self.ranks]
+        left_out = self._left_out | set(range(self.warmup_steps))
+        blocked, total = (
+            [sum(s for i, s in enumerate(row) if i not in left_out) for row in rows]
+            for rows in zip(*((rank.blocked_s, rank.step_s) for rank in self.ranks), strict=True)
+        )
         return sum(blocked) / sum(total) if sum(total) > 0 else math.nan

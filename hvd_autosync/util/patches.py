@@ -136,7 +136,7 @@ PATCHES = (
         "evaluation",
         "torch.nn.Module.eval",
         "runtime/patches/evaluation.py",
-        "a step of a live trial in which the script evaluates is not measured",
+        "a step of a trial in which the script evaluates is not measured",
     ),
     Patch(
         "end without clean-up",

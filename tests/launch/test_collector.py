@@ -56,6 +56,12 @@ def test_positions_of_losses_count_over_all_messages() -> None:
     assert collected(HELLO, first, second, END).ranks[0].in_round == (1, 3, 4)
 
 
+def test_steps_unlike_the_others_are_those_that_are_there() -> None:
+    first = steps(0, 4, []) | {"untypical": [0, 9, -1]}
+    second = steps(4, 4, []) | {"untypical": [3, 5]}
+    assert collected(HELLO, first, second, END).ranks[0].untypical == (0, 5)
+
+
 def test_several_losses_are_none_once_the_script_reports() -> None:
     first, second = steps(0, 4, [1.0] * 4), steps(4, 4, [1.0] * 4)
     (rank,) = collected(HELLO, first, second | {"several_losses": True}, END).ranks

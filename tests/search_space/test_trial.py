@@ -103,6 +103,29 @@ def test_the_time_of_a_step_is_the_mean_of_its_round() -> None:
     assert spec.round_steps == 4 and TrialSpec("t", Strategy()).round_steps == 1
 
 
+def test_steps_unlike_the_others_are_in_no_step_time() -> None:
+    """Such as an evaluation on any rank: some trials meet one, and others do not."""
+    steps = (9.0, *(0.1, 0.5) * 3, 7.0, *(0.1, 0.5) * 5)
+    ranks = [RankReport(0, "a", steps, steps), RankReport(1, "a", steps, steps, untypical=(7,))]
+    result = TrialResult(TrialStatus.COMPLETED, ranks=tuple(ranks), warmup_steps=1, round_steps=2)
+    assert result.step_time is not None
+    assert result.step_time.mean_s == pytest.approx(0.3) and result.step_time.steps == 8
+    assert result.blocked_share == pytest.approx(1.0)
+    assert TrialResult.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize(
+    ("untypical", "length", "left"), [(5, 1, 5), (6, 1, 10), (1, 2, 5), (2, 1, 8)]
+)
+def test_steps_unlike_the_others_stay_if_they_are_the_most_or_too_few_rounds_are_left(
+    untypical: int, length: int, left: int
+) -> None:
+    unlike = tuple(range(1, 11))[-untypical:]
+    report = RankReport(0, "a", (0.1,) * 11, untypical=unlike)
+    result = TrialResult(TrialStatus.COMPLETED, ranks=(report,), warmup_steps=1, round_steps=length)
+    assert len(result.measured_durations()) == left
+
+
 def test_the_parts_of_a_trials_time_are_all_of_it() -> None:
     ranks = (RankReport(0, "a", (1.0, 2.0, 3.0, 3.0)), RankReport(1, "a", (1.0, 2.0, 5.0, 5.0)))
     result = TrialResult(

@@ -62,6 +62,7 @@ class Steps(Message):
         losses: New losses; NaN: a step without one.
         in_round: Positions of those that replicas had in a round of local steps, each its own.
         several_losses: Whether the script has several losses, and reports none.
+        untypical: Numbers of those steps that are not like the others.
     """
 
     first: int
@@ -70,6 +71,7 @@ class Steps(Message):
     losses: tuple[OrNan, ...]
     in_round: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
     several_losses: bool = field(default=False, metadata=LEFT_OUT)
+    untypical: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)

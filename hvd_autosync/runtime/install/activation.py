@@ -18,6 +18,7 @@ from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.optimizer.optimizer import DistributedOptimizer, broadcast_optimizer_state
 from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.runtime.patches.evaluation import watch_evaluation
 from hvd_autosync.runtime.patches.join_hook import watch_join
 from hvd_autosync.runtime.patches.seeds import seed_everything
 from hvd_autosync.runtime.trial.ending import leaving_join
@@ -82,6 +83,7 @@ def activate(spec: TrialSpec, sender: Sender | None = None) -> None:
     current.losses = run.recorder.losses
     os.register_at_fork(after_in_child=current.forget_run)
     watch_backward(current.losses, lambda: run.profiling.profiler)
+    watch_evaluation(run.unlike_others)
     collectives().wrap_join(lambda join: leaving_join(join, run))
 
 

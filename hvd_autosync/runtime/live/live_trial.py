@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -62,8 +62,7 @@ class LiveTrial:
         self.recorder = Recorder()
         self._began, self._setup_s = began, math.nan
         self._last = spec.warmup_steps + spec.measured_steps
-        #: Indices of steps that are unlike the others, and of those that some rank has not made.
-        self._untypical: set[int] = set()
+        #: Indices of steps that some rank has not made.
         self._partial: set[int] = set()
         self._restarts = 0
 
@@ -76,7 +75,7 @@ class LiveTrial:
     def measured(self) -> Sequence[float]:
         """This rank's measured steps, seconds, without untypical ones, once it has settled."""
         warmup = self.spec.warmup_steps
-        steps = _typical(self.recorder.step_s, self._untypical, self._partial, warmup)
+        steps = _typical(self.recorder.step_s, self.recorder.untypical, self._partial, warmup)
         return steps[settled_after(steps, warmup) :]
 
     @property
@@ -115,9 +114,7 @@ class LiveTrial:
         """
         if self.steps + 1 in (self.spec.warmup_steps, self._last):
             wait_for_device()
-        self.recorder.end_step()
-        if not typical:
-            self._untypical.add(self.steps - 1)
+        self.recorder.end_step(typical=typical)
         if math.isnan(self._setup_s):
             self._setup_s = perf_counter() - self._began
 
@@ -190,7 +187,6 @@ class LiveTrial:
         if missed and self._restarts < _MOST_RESTARTS:
             self._restarts += 1
             self.recorder, self.profile = Recorder(), None
-            self._untypical.clear()
             self._partial.clear()
             return True
         self._partial |= set(range(max(self.steps - apart, 0), self.steps))
@@ -204,8 +200,8 @@ class LiveTrial:
             reason: Why.
             fields: Further fields of the result.
         """
-        recorder, untypical = self.recorder, sorted(self._untypical)
-        measured = [recorder.step_s, recorder.blocked_s, untypical]
+        recorder = self.recorder
+        measured = [recorder.step_s, recorder.blocked_s, recorder.untypical]
         own = [socket.gethostname(), *measured, peak_memory_bytes()]
         reports = [json.loads(each) for each in gather_bytes(json.dumps(own).encode(), "live.end")]
         if rank() != 0:
@@ -236,7 +232,7 @@ class LiveTrial:
 
 
 def _typical(
-    steps: list[float], untypical: set[int], partial: set[int], warmup: int
+    steps: list[float], untypical: Collection[int], partial: set[int], warmup: int
 ) -> tuple[float, ...]:
     """Return the steps without partial ones, and without untypical ones unless these are the most.
 
@@ -248,6 +244,6 @@ def _typical(
     """
     made = [index for index in range(len(steps)) if index < warmup or index not in partial]
     measured = [index for index in made if index >= warmup]
-    if 2 * len(untypical.intersection(measured)) <= len(measured):
+    if 2 * len(set(measured).intersection(untypical)) <= len(measured):
         made = [index for index in made if index < warmup or index not in untypical]
     return tuple(steps[index] for index in made)

@@ -42,16 +42,15 @@ from hvd_autosync.runtime.live.helper import Helper, Message, begin_message, str
 from hvd_autosync.runtime.live.helper_line import HelperLine
 from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.notes import leave_note
-from hvd_autosync.runtime.live.optimizers import Optimizers
 from hvd_autosync.runtime.live.refusal import hand_over
 from hvd_autosync.runtime.live.step_clock import StepClock
 from hvd_autosync.runtime.live.vanished import Vanished
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
-from hvd_autosync.runtime.patches.epochs import AlwaysInSync, Epochs
 from hvd_autosync.runtime.patches.exits import call_at_exit
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
 from hvd_autosync.runtime.trial.ending import leave
+from hvd_autosync.runtime.trial.optimizers import Optimizers
 from hvd_autosync.runtime.trial.probe import probe_in_place
 from hvd_autosync.runtime.trial.profiling import Profiling, device_name, gradient_device
 from hvd_autosync.search_space.exchange_plan import Classes
@@ -70,7 +69,7 @@ _WATCH_EVERY = 64
 _PATIENCE, _PATIENCE_TO_REFUSE = 200, 20
 
 
-class LiveTuning(JoinHook, AlwaysInSync):
+class LiveTuning(JoinHook):
     """Handles the events of the training, and meets the other ranks at boundaries.
 
     Args:
@@ -94,8 +93,7 @@ class LiveTuning(JoinHook, AlwaysInSync):
         self._optimizers = Optimizers(self.unlike_others, self._load_checkpoint)
         self.vanished = Vanished()
         self.own_because, self.barred, self.watch = "", "", current.watch
-        self._epochs = Epochs(self)
-        self._epochs.call_on_begin(self._epoch_begins)
+        self.profiling.epochs.call_on_begin(self._epoch_begins)
         register_join_hook(self)
         call_at_exit(self._script_ended)
         self.start_over(helper)

@@ -27,6 +27,7 @@ class Recorder:
         blocked_s: Seconds of each step spent waiting for communication.
         blocked: Seconds waited so far in the current step.
         losses: The losses of the current step.
+        untypical: Indices of the steps that are not like the others.
     """
 
     def __init__(self, in_round: Callable[[], bool] = lambda: False) -> None:
@@ -34,15 +35,22 @@ class Recorder:
         self.blocked_s: list[float] = []
         self.blocked = 0.0
         self.losses = Losses(in_round)
+        self.untypical: list[int] = []
         self._losses_before = 0
         #: Losses, and whether replicas differed at each.
         self._losses: list[tuple[torch.Tensor, bool]] = []
         self._taken = 0
         self._last_end = perf_counter()
 
-    def end_step(self) -> None:
-        """End the current step."""
+    def end_step(self, *, typical: bool = True) -> None:
+        """End the current step.
+
+        Args:
+            typical: Whether it is like the others: no evaluation, no checkpoint, no new epoch.
+        """
         now = perf_counter()
+        if not typical:
+            self.untypical.append(len(self.step_s))
         self.step_s.append(now - self._last_end)
         self.blocked_s.append(self.blocked)
         self._last_end = now
@@ -77,6 +85,7 @@ class Recorder:
             "losses": [_as_float(loss) for loss, _ in ready],
             "in_round": [index for index, (_, in_round) in enumerate(ready) if in_round],
             "several_losses": self.losses.several,
+            "untypical": [index for index in self.untypical if first <= index < count],
         }
 
 

@@ -21,7 +21,9 @@ class Optimizers:
         on_load: Called when the script loads a checkpoint into one of them.
     """
 
-    def __init__(self, on_save: Callable[[], None], on_load: Callable[[], None]) -> None:
+    def __init__(
+        self, on_save: Callable[[], None], on_load: Callable[[], None] = lambda: None
+    ) -> None:
         self._fixed: dict[weakref.ref[Any], frozenset[str]] = {}
         self._on_save, self._on_load = on_save, on_load
         self._watches = True

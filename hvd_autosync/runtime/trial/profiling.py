@@ -47,6 +47,7 @@ class Profiling(AlwaysInSync):
 
     Attributes:
         profiler: Set on rank 0 while the model is profiled.
+        epochs: The epochs of the script's loaders.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class Profiling(AlwaysInSync):
         self._factor_meter: FactorMeter | None = None
         #: Whether all ranks are known to multiply alike.
         self._alike = False
-        self._epochs = Epochs(self)
+        self.epochs = Epochs(self)
         self._has_epochs = False
 
     def begin(self, optimizers: Sequence[Any]) -> None:
@@ -74,8 +75,8 @@ class Profiling(AlwaysInSync):
     def step_ends(self) -> None:
         """A step has ended."""
         if not self._has_epochs:
-            self._epochs.stepped()
-            self._has_epochs = self._epochs.seen
+            self.epochs.stepped()
+            self._has_epochs = self.epochs.seen
         if self.profiler is not None:
             self.profiler.step_ends()
         if self._factor_meter is not None:

@@ -15,7 +15,6 @@ import math
 import os
 import socket
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -28,6 +27,7 @@ from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.recorder import Recorder
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.trial import ending
+from hvd_autosync.runtime.trial.optimizers import Optimizers
 from hvd_autosync.runtime.trial.profiling import (
     Profiling,
     device_name,
@@ -59,11 +59,11 @@ class TrialRun:
     def __init__(self, spec: TrialSpec, sender: Sender) -> None:
         self.recorder = Recorder(self._in_round)
         self.profiling = Profiling()
+        self.profiling.epochs.call_on_begin(self._epoch_begins)
         self._spec = spec
         self._sender = sender
-        # Weak, so that optimizers that the script drops are collected.
-        self._optimizers: list[weakref.ref[Any]] = []
-        self._owned: list[frozenset[str]] = []
+        self._optimizers = Optimizers(self.unlike_others)
+        self._untypical = False
         #: Threads of torch before the script could set their number.
         self._threads = torch.get_num_threads()
         self._classifier = StepClassifier()
@@ -92,8 +92,7 @@ class TrialRun:
 
     def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
         """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
-        self._optimizers.append(weakref.ref(optimizer))
-        self._owned.append(owned)
+        self._optimizers.add(optimizer, owned)
         if not self._begun:
             self._begin()
             self.recorder.restart_clock()
@@ -112,12 +111,21 @@ class TrialRun:
         if not first or not self.recorder.step_s:
             self._end_step()
 
+    def unlike_others(self) -> None:
+        """The current step contains what others do not, such as an evaluation or a checkpoint."""
+        self._untypical = True
+
+    def _epoch_begins(self, loader: Any, iterator: Any) -> None:
+        """A loader begins an epoch, of the training or of an evaluation."""
+        self.unlike_others()
+
     def _end_step(self) -> None:
         recorder = self.recorder
+        typical, self._untypical = not self._untypical, False
         self._steps = steps = self._steps + 1
         if steps == self._spec.warmup_steps or steps == self._last_step:
             wait_for_device()
-        recorder.end_step()
+        recorder.end_step(typical=typical)
         self.profiling.step_ends()
         due = self._due.get(steps)
         if due is not None:
@@ -147,7 +155,7 @@ class TrialRun:
     def _begin(self) -> None:
         self._begun = True
         self._sender.start(rank(), lambda: self.recorder.take_news(wait_for_device=False))
-        device = device_name(gradient_device(self._living()))
+        device = device_name(gradient_device(self._optimizers.living))
         hello: dict[str, Any] = {"type": "hello", "host": socket.gethostname(), "device": device}
         hello["cores"] = len(os.sched_getaffinity(0)) // local_size()
         if current.began_at is not None:
@@ -160,23 +168,28 @@ class TrialRun:
 
     def _begin_profile(self) -> None:
         if rank() == 0:
-            self.profiling.begin(self._living())
+            self.profiling.begin(self._optimizers.living)
 
     def _compare_arithmetic(self) -> None:
-        self.profiling.compare_arithmetic(gradient_device(self._living()))
+        self.profiling.compare_arithmetic(gradient_device(self._optimizers.living))
 
     def _end_profile(self) -> None:
         profile = self.profiling.end()
         if profile is None:
             return
-        owned = frozenset.intersection(*self._owned) if self._owned else frozenset()
+        owned = set(self._optimizers.fixed)
         if torch.get_num_threads() != self._threads:
-            owned |= {THREADS_PER_RANK.name}
+            owned.add(THREADS_PER_RANK.name)
         message = {"type": "profile", "profile": profile.to_json(), "owned": sorted(owned)}
         self._sender.send(lambda: message)
 
     def _vote(self) -> None:
-        measured = self.recorder.step_s[self._spec.warmup_steps :]
+        unlike = set(self.recorder.untypical)
+        measured = [
+            seconds
+            for index, seconds in enumerate(self.recorder.step_s)
+            if index >= self._spec.warmup_steps and index not in unlike
+        ]
         if ending.vote_prune(measured, self._spec.prune_above_s):
             self.leave("pruned")
 
@@ -216,12 +229,8 @@ class TrialRun:
 
     def _in_round(self) -> bool:
         """Return whether replicas of an optimizer differ, in a round of local steps."""
-        for each in self._optimizers:
-            sync = getattr(each(), "_sync", None)
+        for each in self._optimizers.living:
+            sync = getattr(each, "_sync", None)
             if sync is not None and sync.method.in_round:
                 return True
         return False
-
-    def _living(self) -> list[Any]:
-        """Return the optimizers that the script still holds."""
-        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]

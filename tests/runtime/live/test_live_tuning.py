@@ -845,7 +845,7 @@ def test_the_step_before_which_an_optimizer_is_created_is_not_measured(attached:
 
     def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
         running = tuning._trial
-        if running is not None and running.steps == 5 and not running._untypical:
+        if running is not None and running.steps == 5 and not running.recorder.untypical:
             tuning.optimizer_created(Optimizer(), frozenset())
             numbers.append(number)
 

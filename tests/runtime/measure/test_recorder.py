@@ -38,6 +38,15 @@ def test_a_pause_is_in_no_step(clock: Any) -> None:
     assert recorder.step_s == [1, 1]
 
 
+def test_news_say_which_steps_are_unlike_the_others() -> None:
+    recorder = Recorder()
+    for typical in (False, True, False):
+        recorder.end_step(typical=typical)
+    assert recorder.take_news(wait_for_device=False)["untypical"] == [0, 2]
+    recorder.end_step(typical=False)
+    assert recorder.take_news(wait_for_device=False)["untypical"] == [3]
+
+
 def test_news_are_handed_over_once() -> None:
     recorder = Recorder()
     for loss in (1.0, 2.0):
@@ -56,6 +65,7 @@ def test_news_are_handed_over_once() -> None:
         "losses": [],
         "in_round": [],
         "several_losses": False,
+        "untypical": [],
     }
 
 

@@ -284,6 +284,36 @@ def test_the_profile_says_whether_epochs_were_seen(
     assert seen is (how in ("loader", "average"))
 
 
+def test_steps_with_an_epoch_an_evaluation_or_a_checkpoint_are_said_to_be_untypical(
+    start: Start, spy: Spy
+) -> None:
+    run, optimizer = start(warmup_steps=2, measured_steps=10), make_optimizer("a")
+    run.optimizer_created(optimizer, frozenset())
+    step = 0
+    with pytest.raises(Left):
+        for _ in range(3):
+            for _ in DataLoader(TensorDataset(torch.ones(4, 1))):
+                if step == 5:
+                    run.unlike_others()  # as where the script calls eval()
+                if step == 10:
+                    optimizer.state_dict()
+                step += 1
+                run.optimizer_stepped(optimizer)
+    assert spy.types == ["hello", "steps", "end"]
+    assert spy.messages[1]["untypical"] == [0, 4, 5, 8, 10]
+
+
+def test_votes_are_on_typical_steps(start: Start, spy: Spy) -> None:
+    run, optimizer = start(warmup_steps=3, measured_steps=25, prune_above_s=1.0), Stepping()
+    run._begun = True
+    with pytest.raises(Left):
+        for step in range(100):
+            if step in (1, 4, 12):
+                run.unlike_others()
+            run.optimizer_stepped(optimizer)
+    assert spy.votes == [7, 14, 22]
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_factors_are_profiled_where_ranks_multiply_alike(
     start: Start, spy: Spy, alike: bool
