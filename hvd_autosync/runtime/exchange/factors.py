@@ -316,8 +316,9 @@ class FactorsBucket(Bucket):
         equal = all(checksum == checksums[0] for checksum in checksums)
         if self._equal and not equal:
             self._give_up(
-                f"{self.name} has come to differ between the ranks: their processors or libraries "
-                "multiply differently, or the script changes the weight on some"
+                f"{self.name} has come to differ between the ranks, and stays so: their processors "
+                "or libraries multiply differently, the script changes the weight on some, or some "
+                "have missed steps in join()"
             )
         self._equal = equal
 

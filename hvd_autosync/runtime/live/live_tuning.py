@@ -270,6 +270,8 @@ class LiveTuning(JoinHook):
         self._trial, self._impossible = None, 0
         self.vanished.trial_ends(measured=False)
         self.profiling.close()
+        if rank() == 0 and (self._postponed or {}).get("type") != "stop":
+            print_line(f"the strategy of the last trial stays until it can be switched: {reason}")
         self._postponed = {"type": "stop", "reason": reason}
         self._boundary_at = self._steps + 1
 

@@ -446,7 +446,9 @@ def test_where_gradients_are_begun_from_a_trial_on_tuning_ends_under_the_best(
     train(attached, helper, lambda _: [4000], before_step=before)
     assert [strategy for _, strategy in attached.by_rank[1]] == [FAST, Strategy()]
     assert helper.sent[-1]["type"] == "refused" and helper.closed
-    assert "before the end" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count("the strategy of the last trial stays until it can be switched:") == 1
+    assert "before the end" in said
 
 
 def test_a_lost_helper_leaves_the_best_strategy(
