@@ -366,7 +366,7 @@ class TrialResult(Record):
         """Share of the measured time in which ranks waited for communication; NaN if unknown."""
         left_out = self._left_out | set(range(self.warmup_steps))
         blocked, total = (
-            [sum(s for i, s in enumerate(row) if i not in left_out) for row in rows]
-            for rows in zip(*((rank.blocked_s, rank.step_s) for rank in self.ranks), strict=True)
+            sum(sum(s for i, s in enumerate(row) if i not in left_out) for row in rows)
+            for rows in ([r.blocked_s for r in self.ranks], [r.step_s for r in self.ranks])
         )
-        return sum(blocked) / sum(total) if sum(total) > 0 else math.nan
+        return blocked / total if total > 0 else math.nan

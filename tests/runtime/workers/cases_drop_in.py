@@ -74,7 +74,7 @@ def case_a_strategy_as_knobs():
     ours = wrap(model, strategy=BUCKETS, classes=CLASSES)
     theirs = HOROVODS(sgd(reference), reference.named_parameters())
     assert plan_of(ours) == (2, 3, CLASSES)
-    assert RUN._owned[-1] == EXCHANGE_KNOBS  # the script has decided
+    assert [*RUN._optimizers._fixed.values()][-1] == EXCHANGE_KNOBS  # the script has decided
     assert ours._sync.chosen
     for step in range(4):
         for network, optimizer in ((model, ours), (reference, theirs)):

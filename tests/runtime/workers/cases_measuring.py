@@ -173,4 +173,4 @@ def case_owned_knobs():
     with strategy(buckets=2):
         wrap(OURS, mlp(), groups=3)
         wrap(OURS, mlp())
-    assert RUN._owned[-2:] == [EXCHANGE_KNOBS, frozenset()]
+    assert [*RUN._optimizers._fixed.values()][-2:] == [EXCHANGE_KNOBS, frozenset()]
