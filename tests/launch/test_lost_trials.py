@@ -87,7 +87,7 @@ def test_what_was_written_later_stays(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_files_of_a_driver_that_lives_are_left_alone(folder: Path) -> None:
-    watch = WatchedFiles(["python", "train.py"], lambda _: None)
+    watch = WatchedFiles(["python", "train.py"], lambda _: None, keep=str(folder.parent / "left"))
     watch.begin("trial-0")
     (folder / "model.pt").write_bytes(b"of the trial")
     said: list[str] = []
