@@ -18,6 +18,7 @@ from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.optimizer.optimizer import DistributedOptimizer, broadcast_optimizer_state
 from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.runtime.patches.epochs import watch_epochs
 from hvd_autosync.runtime.patches.evaluation import watch_evaluation
 from hvd_autosync.runtime.patches.join_hook import watch_join
 from hvd_autosync.runtime.patches.seeds import seed_everything
@@ -65,6 +66,7 @@ def activate(spec: TrialSpec, sender: Sender | None = None) -> None:
         from hvd_autosync.runtime.measure.drift import DriftWatch  # trials do not need it
 
         current.watch = DriftWatch(spec.expected_step_s, spec.driver_folder, spec.round_steps)
+        watch_epochs(current.watch.epoch_begins)
         os.register_at_fork(after_in_child=current.forget_run)
     if spec.summarized and current.run_summary is None:
         from hvd_autosync.runtime.trial.run_summary import RunSummary  # trials do not need it

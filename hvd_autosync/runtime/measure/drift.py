@@ -101,12 +101,12 @@ class DriftWatch:
         self._expected_s, self._folder, self._round_steps = expected_s, folder, round_steps
         self._clock, self._window_s = clock, window_s
         self._classifier = StepClassifier()
-        self._steps, self._waited = 0, 0.0
-        self._round_began = self._window_began = clock()
-        #: For each round of the window, per step: total time, and time without waiting.
+        self._waited, self._unlike = 0.0, False
+        self._last_end = self._window_began = clock()
+        #: For each step of the window: total time, and time without waiting.
         self._step_s: list[float] = []
         self._own_s: list[float] = []
-        #: Rounds of the window that have a step unlike the others.
+        #: Steps of the window that are unlike the others.
         self._untypical: set[int] = set()
         self._step, self._own = Level(expected_s), Level()
         #: The median of steps, against what tuning measured and against the beginning.
@@ -130,29 +130,31 @@ class DriftWatch:
         if self._counts:
             self.end_step()
 
+    def epoch_begins(self, loader: Any, iterator: Any) -> None:
+        """A loader begins an epoch, of the training or of an evaluation."""
+        self._unlike = True
+
     def end_step(self, *, typical: bool = True) -> None:
         """End a step.
 
         Args:
             typical: Whether it is like the others: no evaluation, no checkpoint, no new epoch.
         """
-        self._steps += 1
-        if not typical:
+        if self._unlike or not typical:
             self._untypical.add(len(self._step_s))
-        if self._steps % self._round_steps:
-            return
         now = self._clock()
-        spent = now - self._round_began
-        self._step_s.append(spent / self._round_steps)
-        self._own_s.append((spent - self._waited) / self._round_steps)
-        self._round_began, self._waited = now, 0.0
-        enough = len(self._step_s) * self._round_steps >= _WINDOW_STEPS
+        spent = now - self._last_end
+        self._step_s.append(spent)
+        self._own_s.append(spent - self._waited)
+        self._last_end, self._waited, self._unlike = now, 0.0, False
+        steps = len(self._step_s)
+        enough = steps >= _WINDOW_STEPS and steps % self._round_steps == 0
         if enough and now - self._window_began >= self._window_s:
             self._end_window()
-            self._window_began = self._round_began = self._clock()
+            self._window_began = self._last_end = self._clock()
 
     def _end_window(self) -> None:
-        steps, own_steps = map(self._like_trials, (self._step_s, self._own_s))
+        steps, own_steps = map(self._rounds_like_trials, (self._step_s, self._own_s))
         step, own = (StepTime.from_steps(each).mean_s for each in (steps, own_steps))
         middle = statistics.median(steps)
         self._step_s, self._own_s, self._untypical = [], [], set()
@@ -194,7 +196,10 @@ class DriftWatch:
                 with contextlib.suppress(OSError):  # the driver may be on another host
                     Path(self._folder, DRIFT_FILE).write_text(text)
 
-    def _like_trials(self, rounds: Sequence[float]) -> Sequence[float]:
-        """Leave out rounds of the window that trials leave out, unless they are the most."""
-        typical = [each for i, each in enumerate(rounds) if i not in self._untypical]
-        return typical if 2 * len(typical) >= len(rounds) else rounds
+    def _rounds_like_trials(self, step_s: Sequence[float]) -> Sequence[float]:
+        """Return means over rounds, without the steps that trials leave out."""
+        typical = [each for i, each in enumerate(step_s) if i not in self._untypical]
+        enough = 2 * len(typical) >= len(step_s) and len(typical) >= self._round_steps
+        kept = typical if enough else step_s
+        ends = range(self._round_steps, len(kept) + 1, self._round_steps)
+        return [statistics.fmean(kept[end - self._round_steps : end]) for end in ends]

@@ -306,6 +306,22 @@ def _alive(epochs: Iterable[_Epoch]) -> list[Any]:
     return [each for each in found if each is not None]
 
 
+#: What :func:`watch_epochs` has made.
+_WATCHED: list[tuple[AlwaysInSync, Epochs]] = []
+
+
+def watch_epochs(on_begin: Callable[[Any, Any], None]) -> None:
+    """Call a method as of :meth:`Epochs.call_on_begin`, as long as this process lives.
+
+    Args:
+        on_begin: The method.
+    """
+    points = AlwaysInSync()
+    epochs = Epochs(points)
+    epochs.call_on_begin(on_begin)
+    _WATCHED.append((points, epochs))
+
+
 #: In order of creation, which is the same on all ranks: their collectives depend on it.
 _LISTENING: list[weakref.ref[Epochs]] = []
 

@@ -5,7 +5,8 @@ between epochs is the same on all ranks. While no epoch end has been seen, and b
 start, gradients are exchanged in every step as without a schedule::
 
     parallel ... | vote | H steps, average | H steps, average | ...
-                          ^     ^ in the backward of the last step ranks agree that the round ends
+                          ^     ^ in the backward of the last step ranks agree that the round ends,
+                          |       or after it, where an epoch ends
                           in that of the first step they agree on the length
 """
 

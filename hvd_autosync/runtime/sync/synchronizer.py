@@ -178,6 +178,8 @@ class Synchronizer:
 
     def at_sync_point(self, why: SyncPoint) -> None:
         """As of :class:`SyncMethod`."""
+        if current.run is not None and not self.replicas_in_sync:
+            current.run.averages_between_steps()
         self.method.at_sync_point(why)
 
     def end_step(self) -> None:

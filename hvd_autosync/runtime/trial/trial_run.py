@@ -63,7 +63,7 @@ class TrialRun:
         self._spec = spec
         self._sender = sender
         self._optimizers = Optimizers(self.unlike_others)
-        self._untypical = False
+        self._untypical = self._averaged = False
         #: Threads of torch before the script could set their number.
         self._threads = torch.get_num_threads()
         self._classifier = StepClassifier()
@@ -115,13 +115,18 @@ class TrialRun:
         """The current step contains what others do not, such as an evaluation or a checkpoint."""
         self._untypical = True
 
+    def averages_between_steps(self) -> None:
+        """Replicas are synchronized before the current step: that is part of the strategy."""
+        self._averaged = True
+
     def _epoch_begins(self, loader: Any, iterator: Any) -> None:
         """A loader begins an epoch, of the training or of an evaluation."""
         self.unlike_others()
 
     def _end_step(self) -> None:
         recorder = self.recorder
-        typical, self._untypical = not self._untypical, False
+        typical = not self._untypical or self._averaged
+        self._untypical = self._averaged = False
         self._steps = steps = self._steps + 1
         if steps == self._spec.warmup_steps or steps == self._last_step:
             wait_for_device()
@@ -184,13 +189,11 @@ class TrialRun:
         self._sender.send(lambda: message)
 
     def _vote(self) -> None:
-        unlike = set(self.recorder.untypical)
-        measured = [
-            seconds
-            for index, seconds in enumerate(self.recorder.step_s)
-            if index >= self._spec.warmup_steps and index not in unlike
-        ]
-        if ending.vote_prune(measured, self._spec.prune_above_s):
+        step_s, unlike = self.recorder.step_s, set(self.recorder.untypical)
+        measured = range(self._spec.warmup_steps, len(step_s))
+        typical = [index for index in measured if index not in unlike]
+        kept = measured if 2 * len(typical) < len(measured) else typical
+        if ending.vote_prune([step_s[index] for index in kept], self._spec.prune_above_s):
             self.leave("pruned")
 
     def _shorten(self) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from hvd_autosync.runtime.measure import drift
 from hvd_autosync.runtime.measure.drift import FOR_GOOD, DriftWatch, Level
+from hvd_autosync.runtime.patches.epochs import watch_epochs
 from hvd_autosync.search_space.trial import DRIFT_FILE, StepTime
 
 WINDOW = 64
@@ -88,6 +90,21 @@ def test_without_a_driver_no_file_is_left_in_the_working_directory(
     training.watch = DriftWatch(0.1, "", clock=lambda: training.now)
     training.windows(30, waiting=0.14)
     assert said() and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [1, 16])
+def test_the_begins_of_epochs_are_left_out_as_by_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said, length: int
+) -> None:
+    """Else most rounds of local steps have an evaluation in them, and their median as well."""
+    training = Training(tmp_path, monkeypatch)
+    watch = training.watch = DriftWatch(0.1, "", length, lambda: training.now)
+    watch_epochs(watch.epoch_begins)
+    for _ in range(300):
+        for step, _ in enumerate(DataLoader(range(22), batch_size=None)):
+            training.now += 0.1 if step else 0.9
+            watch.optimizer_stepped(training.optimizer)
+    assert said() == []
 
 
 def test_other_ranks_leave_that_to_rank_0(

@@ -7,6 +7,7 @@ import random
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -162,7 +163,7 @@ def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setattr(owner, name, lambda _: nothing)
     # As in a trial: no loss guard, which would share the losses of all ranks.
-    monkeypatch.setattr(current, "run", object())
+    monkeypatch.setattr(current, "run", SimpleNamespace(averages_between_steps=lambda: None))
     monkeypatch.setattr(current, "waited", lambda _: None)
     monkeypatch.setattr(dispatcher, "_PAUSE_S", 0)
     monkeypatch.setattr(agreement, "_LOOK_S", 0)

@@ -314,6 +314,31 @@ def test_votes_are_on_typical_steps(start: Start, spy: Spy) -> None:
     assert spy.votes == [7, 14, 22]
 
 
+def test_votes_are_on_all_steps_where_most_are_unlike_the_others(start: Start, spy: Spy) -> None:
+    """Such as with a loader for each step."""
+    run, optimizer = start(warmup_steps=3, measured_steps=25, prune_above_s=1.0), Stepping()
+    run._begun = True
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.unlike_others()
+            run.optimizer_stepped(optimizer)
+    assert spy.votes == [8, 16, 24]
+
+
+def test_a_step_before_which_replicas_are_synchronized_counts(start: Start, spy: Spy) -> None:
+    """An average at an evaluation in the middle of a round is part of the strategy."""
+    run, optimizer = start(warmup_steps=1, measured_steps=4), Stepping()
+    run._begun = True
+    with pytest.raises(Left):
+        for step in range(10):
+            if step in (2, 4):
+                run.unlike_others()
+            if step == 4:
+                run.averages_between_steps()
+            run.optimizer_stepped(optimizer)
+    assert spy.messages[0]["untypical"] == [2]
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_factors_are_profiled_where_ranks_multiply_alike(
     start: Start, spy: Spy, alike: bool
