@@ -586,7 +586,7 @@ def test_the_steps_that_are_watched_for_drift_are_those_of_the_trials(
     train(attached, helper, lambda _: [300], before_step=before)
     (switched,) = (each for each in helper.sent if each["type"] == "switched")
     assert current.watch is not None
-    assert current.watch._steps == 300 - switched["step"]
+    assert len(current.watch._step_s) == 300 - switched["step"]
 
 
 def test_a_training_that_cannot_be_tuned_is_watched_as_it_began(
