@@ -81,8 +81,9 @@ def in_thread(function: Callable[..., Any], *args: Any, until: Any) -> threading
     thread = threading.Thread(target=function, args=args, daemon=True)
     thread.start()
     assert thread.ident is not None
-    code = until.__code__
+    code, deadline = until.__code__, time.monotonic() + 60
     while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not code:
+        assert time.monotonic() < deadline, f"the thread, alive: {thread.is_alive()}, is in {frame}"
         time.sleep(0.001)
     return thread
 
