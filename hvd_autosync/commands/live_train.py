@@ -88,7 +88,7 @@ def train_live(
         if restarted or (late and not ended.resumed):
             _say(f"{what}; {_again(job, options, begins, failed.strategy)}")
             return ended
-        at = " at the checkpoint that its command names" if late else ""
+        at = " from the checkpoint that it loads" if late else ""
         _say(f"{what}, which is not tried again; starting the training again{at}")
         restarted = True
         variables[RESTARTED_VARIABLE] = failed.study_id
