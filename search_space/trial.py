@@ -18,6 +18,7 @@ import enum
 import json
 import math
 import os
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,18 @@ def enough_steps(step_s: float, most: int) -> int:
     launches differ by 2 % anyway. The confirmation resolves the remaining uncertainty.
     """
     return round(min(max(_MEASURED_S / max(step_s, 1e-9), _FEWEST_STEPS), most))
+
+
+def left_out(measured: Collection[int], untypical: Iterable[int]) -> frozenset[int]:
+    """Return which of the measured steps are left out: the untypical ones, unless most are.
+
+    Args:
+        measured: Indices of steps.
+        untypical: Indices of those that are not like the others: an epoch begins, the model is
+            evaluated, a checkpoint is written.
+    """
+    unlike = frozenset(untypical).intersection(measured)
+    return unlike if 2 * len(unlike) <= len(measured) else frozenset()
 
 
 @dataclass(frozen=True)
@@ -316,13 +329,10 @@ class TrialResult(Record):
         None if these are the most, or too few rounds would be left for a step time.
         """
         steps = min((len(rank.step_s) for rank in self.ranks), default=0)
-        unlike = {
-            i for rank in self.ranks for i in rank.untypical if self.warmup_steps <= i < steps
-        }
-        measured = steps - self.warmup_steps
-        rounds = (measured - len(unlike)) // max(self.round_steps, 1)
-        enough = rounds >= MIN_MEASURED_STEPS and 2 * len(unlike) <= measured
-        return frozenset(unlike if enough else ())
+        measured = range(self.warmup_steps, steps)
+        unlike = left_out(measured, {i for rank in self.ranks for i in rank.untypical})
+        rounds = (len(measured) - len(unlike)) // max(self.round_steps, 1)
+        return unlike if rounds >= MIN_MEASURED_STEPS else frozenset()
 
     def measured_durations(self) -> npt.NDArray[np.float64]:
         """Return the step durations, each a mean over a round and all ranks, seconds, ``(n,)``.
@@ -331,9 +341,9 @@ class TrialResult(Record):
         """
         import numpy as np
 
-        left_out = self._left_out
+        out = self._left_out
         rows = [
-            [s for i, s in enumerate(rank.step_s) if i >= self.warmup_steps and i not in left_out]
+            [s for i, s in enumerate(rank.step_s) if i >= self.warmup_steps and i not in out]
             for rank in self.ranks
         ]
         length = max(self.round_steps, 1)
@@ -364,9 +374,9 @@ class TrialResult(Record):
     @property
     def blocked_share(self) -> float:
         """Share of the measured time in which ranks waited for communication; NaN if unknown."""
-        left_out = self._left_out | set(range(self.warmup_steps))
+        out = self._left_out | set(range(self.warmup_steps))
         blocked, total = (
-            sum(sum(s for i, s in enumerate(row) if i not in left_out) for row in rows)
+            sum(sum(s for i, s in enumerate(row) if i not in out) for row in rows)
             for rows in ([r.blocked_s for r in self.ranks], [r.step_s for r in self.ranks])
         )
         return blocked / total if total > 0 else math.nan

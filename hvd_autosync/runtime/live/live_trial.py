@@ -32,6 +32,7 @@ from hvd_autosync.search_space.trial import (
     TrialSpec,
     TrialStatus,
     enough_steps,
+    left_out,
 )
 
 #: Steps between two looks at what is measured.
@@ -234,7 +235,7 @@ class LiveTrial:
 def _typical(
     steps: list[float], untypical: Collection[int], partial: set[int], warmup: int
 ) -> tuple[float, ...]:
-    """Return the steps without partial ones, and without untypical ones unless these are the most.
+    """Return the steps without partial ones and those that trials leave out (:func:`left_out`).
 
     Args:
         steps: Of each step a duration, seconds.
@@ -243,7 +244,5 @@ def _typical(
         warmup: Number of the first steps, which are not measured and all stay.
     """
     made = [index for index in range(len(steps)) if index < warmup or index not in partial]
-    measured = [index for index in made if index >= warmup]
-    if 2 * len(set(measured).intersection(untypical)) <= len(measured):
-        made = [index for index in made if index < warmup or index not in untypical]
-    return tuple(steps[index] for index in made)
+    out = left_out([index for index in made if index >= warmup], untypical)
+    return tuple(steps[index] for index in made if index not in out)

@@ -26,7 +26,7 @@ import torch
 
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
-from hvd_autosync.search_space.trial import DRIFT_FILE, StepTime
+from hvd_autosync.search_space.trial import DRIFT_FILE, StepTime, left_out
 from hvd_autosync.util.print_line import print_line
 
 #: A window has at least this many steps and lasts at least this many seconds.
@@ -198,8 +198,8 @@ class DriftWatch:
 
     def _rounds_like_trials(self, step_s: Sequence[float]) -> Sequence[float]:
         """Return means over rounds, without the steps that trials leave out."""
-        typical = [each for i, each in enumerate(step_s) if i not in self._untypical]
-        enough = 2 * len(typical) >= len(step_s) and len(typical) >= self._round_steps
-        kept = typical if enough else step_s
+        out = left_out(range(len(step_s)), self._untypical)
+        typical = [each for i, each in enumerate(step_s) if i not in out]
+        kept = typical if len(typical) >= self._round_steps else step_s
         ends = range(self._round_steps, len(kept) + 1, self._round_steps)
         return [statistics.fmean(kept[end - self._round_steps : end]) for end in ends]

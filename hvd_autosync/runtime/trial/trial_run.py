@@ -36,7 +36,7 @@ from hvd_autosync.runtime.trial.profiling import (
     wait_for_device,
 )
 from hvd_autosync.search_space.families.transport import THREADS_PER_RANK
-from hvd_autosync.search_space.trial import TrialSpec
+from hvd_autosync.search_space.trial import TrialSpec, left_out
 
 #: Measured steps between two votes on pruning the trial.
 _VOTE_EVERY = 8
@@ -189,11 +189,11 @@ class TrialRun:
         self._sender.send(lambda: message)
 
     def _vote(self) -> None:
-        step_s, unlike = self.recorder.step_s, set(self.recorder.untypical)
+        step_s = self.recorder.step_s
         measured = range(self._spec.warmup_steps, len(step_s))
-        typical = [index for index in measured if index not in unlike]
-        kept = measured if 2 * len(typical) < len(measured) else typical
-        if ending.vote_prune([step_s[index] for index in kept], self._spec.prune_above_s):
+        out = left_out(measured, self.recorder.untypical)
+        kept = [step_s[index] for index in measured if index not in out]
+        if ending.vote_prune(kept, self._spec.prune_above_s):
             self.leave("pruned")
 
     def _shorten(self) -> None:

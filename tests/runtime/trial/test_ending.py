@@ -13,6 +13,7 @@ import pytest
 from hvd_autosync.runtime.collectives.operations import CollectiveError
 from hvd_autosync.runtime.trial import ending
 from hvd_autosync.runtime.trial.ending import should_prune
+from hvd_autosync.search_space.trial import left_out
 
 Launch = Callable[..., Any]
 
@@ -73,13 +74,22 @@ def test_pruned_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
     )
     assert job.status == 0, job.output
     # Votes are after every eighth measured step; the first that both ranks' steps justify counts.
-    measured = [job.joined("step_s", rank)[4:] for rank in (0, 1)]
+    step_s = [job.joined("step_s", rank) for rank in (0, 1)]
+    untypical = [job.joined("untypical", rank) for rank in (0, 1)]
+    # An epoch is of four steps.
+    assert untypical == [list(range(0, len(step_s[0]), 4))] * 2
+
+    def kept(rank: int, votes: int) -> list[float]:
+        measured = range(4, 4 + votes)
+        out = left_out(measured, untypical[rank])
+        return [step_s[rank][index] for index in measured if index not in out]
+
     justified = [
         votes
-        for votes in range(8, len(measured[0]) + 1, 8)
-        if all(should_prune(steps[:votes], 1e-4) for steps in measured)
+        for votes in range(8, len(step_s[0]) - 4 + 1, 8)
+        if all(should_prune(kept(rank, votes), 1e-4) for rank in (0, 1))
     ]
-    assert {len(steps) for steps in measured} == {justified[0]}
+    assert {len(steps) - 4 for steps in step_s} == {justified[0]}
     for rank in (0, 1):
         assert job.of_type("end", rank)[0]["cause"] == "pruned"
     profile = job.of_type("profile")[0]["profile"]
