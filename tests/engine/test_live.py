@@ -8,10 +8,10 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pytest
@@ -80,16 +80,29 @@ MODEL = ModelProfile(
 class SimulatedTraining:
     """Rank 0: steps take longer under the default than in large buckets."""
 
+    #: Those of the current test.
+    made: ClassVar[list[SimulatedTraining]] = []
+
     def __init__(
         self, *, drifts: int = 0, dies_in: int | None = None, vanishes_in: int = 0
     ) -> None:
         self._vanishes_in = vanishes_in
         to_helper, from_helper = os.pipe(), os.pipe()
         self._write = os.fdopen(to_helper[1], "wb")
-        self.training = Training(os.fdopen(to_helper[0], "rb"), os.fdopen(from_helper[1], "wb"))
+        self._sent = os.fdopen(from_helper[1], "wb")
+        self.training = Training(os.fdopen(to_helper[0], "rb"), self._sent)
         self._drifts, self._dies_in, self._step = drifts, dies_in, 0
         self.received: list[dict[str, Any]] = []
-        threading.Thread(target=self._run, args=(from_helper[0],), daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(from_helper[0],), daemon=True)
+        self._thread.start()
+        self.made.append(self)
+
+    def hang_up(self) -> None:
+        """Close both pipes, so that the threads which read them end."""
+        self._sent.close()
+        self._thread.join()
+        self._write.close()
+        self.training._reader.join()
 
     def _run(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as lines:
@@ -139,6 +152,13 @@ class SimulatedTraining:
     def _say(self, message: dict[str, Any]) -> None:
         self._write.write(json.dumps(message).encode() + b"\n")
         self._write.flush()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    yield
+    while SimulatedTraining.made:
+        SimulatedTraining.made.pop().hang_up()
 
 
 def study_of(
