@@ -46,6 +46,7 @@ def parse_args() -> argparse.Namespace:
     add("--lr", type=float, default=0.01, help="learning rate of one rank, times the ranks")
     add("--seed", type=int, default=1, help="seed of model and data")
     add("--fp16-allreduce", action="store_true", help="send gradients in half precision")
+    add("--autocast", action="store_true", help="compute in bfloat16 where torch.autocast does")
     args = vars(parser.parse_args())
     preset = dict(zip(("width", "depth", "size"), PRESETS[args["model"]], strict=True))
     return argparse.Namespace(**preset | args)
@@ -169,7 +170,9 @@ def main() -> None:
     for _ in range(args.warmup + args.steps):
         start = time.perf_counter()
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.autocast):
+            loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
         optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()

@@ -46,6 +46,7 @@ def parse_args() -> argparse.Namespace:
     add("--factors", type=int, default=32, help="size of each of the four embeddings")
     add("--seed", type=int, default=1, help="seed of split, model and negatives")
     add("--sparse", action="store_true", help="sparse embedding gradients, with Adagrad")
+    add("--autocast", action="store_true", help="compute in bfloat16 where torch.autocast does")
     return parser.parse_args()
 
 
@@ -187,7 +188,9 @@ def main() -> None:
         start, seen = time.perf_counter(), 0
         for batch in batches(data, args, epoch):
             optimizer.zero_grad()
-            batch_loss(model, batch.to(device), data.items, args.negatives).backward()
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.autocast):
+                loss = batch_loss(model, batch.to(device), data.items, args.negatives)
+            loss.backward()
             optimizer.step()
             seen += len(batch) * hvd.size()
         speed = seen / (time.perf_counter() - start)
