@@ -24,7 +24,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 import torch.distributed as dist
-from exchanged.trainers import sent_bytes
+from exchanged.interface import sent_bytes
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook

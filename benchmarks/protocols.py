@@ -80,8 +80,9 @@ def work(
     """A rank's part: train, count, and on rank 0 write down."""
     import horovod.torch as hvd
     import torch
+    from exchanged.interface import sent_bytes
     from exchanged.models import MODELS
-    from exchanged.trainers import Trainer, sent_bytes
+    from exchanged.trainers import Trainer
     from torch.utils.data import DataLoader
 
     from hvd_autosync.runtime.collectives.messaging import prepare_messaging

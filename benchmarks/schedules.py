@@ -94,7 +94,7 @@ def work(job: str, label: str, names: list[str], seed: int, output: str, slow: f
     """A rank's part: one training under each schedule, written down by rank 0."""
     import horovod.torch as hvd
     import torch
-    from exchanged.trainers import sent_bytes
+    from exchanged.interface import sent_bytes
     from scheduled.jobs import JOBS, rate_factor
 
     from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer

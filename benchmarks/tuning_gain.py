@@ -28,7 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from gain.match import Plan, clock, play, read
+from gain.match import Plan, clock, is_finished, matches, play, read
 from gain.tables import show
 from gain.tuners import wait_for
 from gain.workloads import WORKLOADS
@@ -54,7 +54,7 @@ _QUICK = {
 }
 _EPILOG = f"""
 workloads:
-{chr(10).join(f"  {name:8}{workload.help}" for name, workload in WORKLOADS.items())}
+{chr(10).join(f"  {name:17}{workload.help}" for name, workload in WORKLOADS.items())}
 
 columns of the tables:
   step ms        median step time, the median of all rounds
@@ -62,10 +62,14 @@ columns of the tables:
   speedup        the default's step time over the strategy's, the geometric mean of all rounds;
                  above 1 it is faster than the default
   90 % interval  of the speedup, from the spread between rounds and within them
+  bytes          that leave a host, as a share of the default's
+  bound          the speedup if ranks waited that share of what they wait under the default
   trials, steps, min   what finding the strategy cost
 
 A match launches the job about 3 x trials + 5 x rounds times, which takes 15 to 30 minutes with
 the usual settings; the table appears when all matches have been played, or by --show meanwhile.
+An existing output file is continued: matches that it has whole are left out, one that was broken
+off is played again.
 """
 
 
@@ -146,7 +150,7 @@ def parse_args() -> argparse.Namespace:
         help="tune with --autosync-allow GROUP too, as one more contender",
     )
     more("--quick", action="store_true", help="a small run that only shows that all works")
-    more("--output", metavar="FILE", help="keep every measurement as CSV; must not exist yet")
+    more("--output", metavar="FILE", help="keep every measurement as CSV")
     more("--keep", metavar="FOLDER", help="keep the tuners' traces and logs in this new folder")
     more("--show", metavar="FILE", help="print the tables of such a file again and end")
     more("--match", metavar="PLAN", help=argparse.SUPPRESS)
@@ -154,9 +158,8 @@ def parse_args() -> argparse.Namespace:
     for name, usual in (_QUICK if args.quick else _FULL).items():
         if getattr(args, name) is None:
             setattr(args, name, _PARSERS[name](usual))
-    for path in (args.output, args.keep):
-        if path and os.path.exists(path):
-            parser.error(f"{path} exists already; name another, or --show its measurements")
+    if args.keep and os.path.exists(args.keep):
+        parser.error(f"{args.keep} exists already; name another")
     return args
 
 
@@ -196,6 +199,7 @@ def make_plan(args: argparse.Namespace, setting: str, workload: str, folder: Pat
 def run_all(args: argparse.Namespace, folder: Path) -> int:
     """Play all matches, print their tables, and return the number of matches that failed."""
     missing = testbed_missing()
+    known = matches(read(args.output)) if args.output and os.path.exists(args.output) else {}
     began, failed = time.monotonic(), 0
     for setting, rate_mbit in args.settings.items():
         if rate_mbit is not None and missing is not None:
@@ -204,6 +208,9 @@ def run_all(args: argparse.Namespace, folder: Path) -> int:
             continue
         for workload in args.workloads:
             plan = make_plan(args, setting, workload, folder)
+            if is_finished(known.get((setting, workload), []), plan):
+                print(f"{setting} {workload}: in {args.output} already", flush=True)
+                continue
             status = run_match(plan, rate_mbit)
             say = clock(began, f"{setting} {workload}")
             say("done" if status == 0 else f"failed with status {status}")

@@ -15,8 +15,6 @@ from hvd_autosync.search_space.sync_plan import SyncPlan
 
 from .models import Workload
 
-_INTERFACES = "/proc/net/dev"
-
 
 class Trainer:
     """A model and its distributed optimizer.
@@ -74,13 +72,3 @@ class Trainer:
     def bytes(self) -> int:
         """Bytes of all gradients."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
-
-
-def sent_bytes(interface: str = "eth0") -> int:
-    """Bytes that have left this host through an interface, headers included."""
-    with open(_INTERFACES) as lines:
-        for line in lines:
-            name, _, counters = line.partition(":")
-            if name.strip() == interface:
-                return int(counters.split()[8])
-    return 0

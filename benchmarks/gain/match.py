@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+from command_line import commit_now
+from exchanged.interface import sent_bytes
 
 from gain.tuners import (
     RECIPE,
@@ -21,9 +25,11 @@ from gain.tuners import (
     Length,
     Say,
     autosync,
+    contender_name,
     horovod_autotune,
     random_search,
     run_trial,
+    steps_of,
 )
 from gain.workloads import WORKLOADS
 from hvd_autosync.engine.job_line import parse_words, read_job
@@ -83,6 +89,8 @@ class Run:
     """One run of the final measurement; a row of the CSV file.
 
     Attributes:
+        commit: What was measured, as git names it.
+        match: Distinguishes this match from an earlier one that was broken off.
         setting: Where.
         workload: What.
         contender: Whose find.
@@ -92,12 +100,17 @@ class Run:
         median_s: Median step time, seconds; empty text when there is none.
         mean_s: Trimmed mean of the step times, seconds; likewise.
         standard_error_s: Of that mean, seconds; likewise.
+        blocked_s: What ranks have waited for communication in a step, seconds; likewise.
+        sent_bytes: What has left the first host in the whole run; 0 where there is one host.
+        sent_steps: Steps of the whole run, those before the measured ones included.
         tuning_trials: What finding it cost: trials ...
         tuning_steps: ... steps ...
         tuning_minutes: ... and wall time.
         step_ms: All measured steps in order, milliseconds, with blanks between them.
     """
 
+    commit: str
+    match: str
     setting: str
     workload: str
     contender: str
@@ -107,6 +120,9 @@ class Run:
     median_s: float | str
     mean_s: float | str
     standard_error_s: float | str
+    blocked_s: float | str
+    sent_bytes: int
+    sent_steps: int
     tuning_trials: int
     tuning_steps: int
     tuning_minutes: float
@@ -133,10 +149,13 @@ def measure(plan: Plan, job: Job, contenders: Sequence[Contender], ours: Found, 
         say: Takes a line for people.
     """
     say("final measurement of " + ", ".join(c.name for c in contenders))
+    commit, match = commit_now(), f"{time.time():.0f}-{os.getpid()}"
     for number in range(1, plan.rounds + 1):
         for contender in contenders:
+            before = sent_bytes()
             result = run_trial(job, contender.strategy, plan.length, ours)
-            row = _row(plan, contender, number, result)
+            sent = sent_bytes() - before
+            row = _row(plan, commit, match, contender, number, result, sent)
             append(plan.output, row)
             shown = (
                 f"{1e3 * row.median_s:.1f} ms"
@@ -170,11 +189,21 @@ def _tune(plan: Plan, job: Job, say: Say) -> tuple[list[Contender], Found]:
     return found, ours
 
 
-def _row(plan: Plan, contender: Contender, number: int, result: TrialResult) -> Run:
+def _row(
+    plan: Plan,
+    commit: str,
+    match: str,
+    contender: Contender,
+    number: int,
+    result: TrialResult,
+    sent: int,
+) -> Run:
     steps = [float(s) for s in result.measured_durations()]
     time_s = result.step_time
     cost = contender.cost
     return Run(
+        commit,
+        match,
         plan.setting,
         plan.workload,
         contender.name,
@@ -184,6 +213,9 @@ def _row(plan: Plan, contender: Contender, number: int, result: TrialResult) -> 
         statistics.median(steps) if time_s else "",
         time_s.mean_s if time_s else "",
         time_s.standard_error_s if time_s else "",
+        result.blocked_share * time_s.mean_s if time_s else "",
+        sent,
+        steps_of(result),
         cost.trials,
         cost.steps,
         round(cost.minutes, 2),
@@ -193,12 +225,11 @@ def _row(plan: Plan, contender: Contender, number: int, result: TrialResult) -> 
 
 def append(path: str, row: Run) -> None:
     """Add a row to the CSV file ``path``, which is made when it is not there."""
-    fields = asdict(row)
     with open(path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(fields))
+        writer = csv.DictWriter(file, [each.name for each in fields(Run)])
         if file.tell() == 0:
             writer.writeheader()
-        writer.writerow(fields)
+        writer.writerow(asdict(row))
 
 
 def clock(began: float, prefix: str) -> Say:
@@ -218,8 +249,17 @@ def read(path: str) -> list[dict[str, str]]:
 
 
 def matches(rows: Sequence[dict[str, str]]) -> dict[tuple[str, str], list[dict[str, str]]]:
-    """(setting, workload) -> its rows, in the order of their first row."""
-    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    """(setting, workload) -> rows of the last match of it, in the order of their first row."""
+    last = {(row["setting"], row["workload"]): row["match"] for row in rows}
+    found: dict[tuple[str, str], list[dict[str, str]]] = {each: [] for each in last}
     for row in rows:
-        found.setdefault((row["setting"], row["workload"]), []).append(row)
+        place = row["setting"], row["workload"]
+        if row["match"] == last[place]:
+            found[place].append(row)
     return found
+
+
+def is_finished(rows: Sequence[dict[str, str]], plan: Plan) -> bool:
+    """Whether the rows of a match go up to the last contender of the last round."""
+    last = contender_name(plan.allow), str(plan.rounds)
+    return any((row["contender"], row["round"]) == last for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ class Standing:
         failed: Rounds that were not.
         versus: Against the default, over the rounds in which both were measured; ``None`` for
             the default and where there is no such round.
+        share: Of the default's bytes, what it sends in a step; NaN where there is one host.
+        bound: Its speedup if only that share of the default's waiting were left; likewise.
         row: One of its rows, for its strategy and what finding it cost.
     """
 
@@ -36,13 +39,16 @@ class Standing:
     medians_s: tuple[float, ...]
     failed: int
     versus: Comparison | None
+    share: float
+    bound: float
     row: Row
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
     """Of one match, in the order of the contenders' first rows."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
-    default = _measured([row for row in rows if row["contender"] == "default"])
+    of_default = [row for row in rows if row["contender"] == "default"]
+    default = _measured(of_default)
     found = []
     for name in names:
         own_rows = [row for row in rows if row["contender"] == name]
@@ -53,8 +59,28 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
             strategy = Strategy.from_json(own_rows[0]["strategy"])
             versus = compare(strategy, [default[n] for n in both], [own[n] for n in both])
         medians = tuple(float(row["median_s"]) for row in own_rows if row["median_s"])
-        found.append(Standing(name, medians, len(own_rows) - len(medians), versus, own_rows[0]))
+        share = _sent(own_rows) / _sent(of_default)
+        bound = _bound(of_default, share)
+        failed = len(own_rows) - len(medians)
+        found.append(Standing(name, medians, failed, versus, share, bound, own_rows[0]))
     return found
+
+
+def _sent(rows: Sequence[Row]) -> float:
+    """Bytes that a step puts on the link, the launch's own among them; NaN without a link."""
+    runs = [(int(row["sent_bytes"]), int(row["sent_steps"])) for row in rows if row["mean_s"]]
+    return statistics.median([sent / steps for sent, steps in runs if sent] or [math.nan])
+
+
+def _bound(default: Sequence[Row], share: float) -> float:
+    """The speedup if of the default's waiting only this share were left."""
+    measured = [row for row in default if row["mean_s"]]
+    if not measured:
+        return math.nan
+    step_s, blocked_s = (
+        statistics.median(float(row[name]) for row in measured) for name in ("mean_s", "blocked_s")
+    )
+    return step_s / (step_s - blocked_s + blocked_s * share)
 
 
 def _measured(rows: Sequence[Row]) -> dict[str, StepTime]:
@@ -83,7 +109,8 @@ def match_table(setting: str, workload: str, found: Sequence[Standing]) -> Table
     """The table of one match."""
     table = Table(title=f"{workload}, {setting}", title_justify="left")
     table.add_column("strategy of", no_wrap=True)
-    for column in ("step ms", "of rounds", "speedup", "90 % interval", "trials", "steps", "min"):
+    measured = ("step ms", "of rounds", "speedup", "90 % interval", "bytes", "bound")
+    for column in (*measured, "trials", "steps", "min"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("sets")
     for one in found:
@@ -96,6 +123,8 @@ def match_table(setting: str, workload: str, found: Sequence[Standing]) -> Table
             cells[2:] = [f"{versus.speedup:.3f}", _bounds(versus.low, versus.high, ".2f")]
         if one.failed and one.medians_s:
             cells[1] += f" ({one.failed} failed)"
+        known = one.versus is not None and not math.isnan(one.bound)
+        cells += [f"{one.share:.2f}", f"{one.bound:.2f}"] if known else ["", ""]
         cost = ["", "", ""]
         if int(one.row["tuning_steps"]):
             minutes = float(one.row["tuning_minutes"])

@@ -127,13 +127,18 @@ def wait_for(process: subprocess.Popen[Any]) -> int:
         raise
 
 
+def contender_name(allow: str) -> str:
+    """What our tuner is called, which may use the lossy groups ``allow``."""
+    return f"autosync + {allow}" if allow else "autosync"
+
+
 def autosync(job: Job, length: Length, trials: int, seed: int, allow: str, folder: Path) -> Found:
     """Our winner, by the command that a user would give.
 
     Raises:
         RuntimeError: The command failed, or left no finished study.
     """
-    name = f"autosync + {allow}" if allow else "autosync"
+    name = contender_name(allow)
     store = folder / f"{name.replace(' ', '')}.db"
     ours = {
         "trials": trials,

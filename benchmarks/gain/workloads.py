@@ -34,7 +34,7 @@ class Workload:
 
 
 _SYNTHETIC = "synthetic_benchmark.py"
-WORKLOADS = {
+_FLOAT32 = {
     "vgg": Workload(
         "12 tensors, 2.3 MB, half of it in one",
         _SYNTHETIC,
@@ -65,4 +65,14 @@ WORKLOADS = {
         "train_lm.py",
         "--width 64 --depth 2 --heads 2 --context 32 --batch-size 4 --epochs 1000000",
     ),
+}
+#: Name -> job; each whose script can also compute in bfloat16.
+WORKLOADS = _FLOAT32 | {
+    f"{name}-autocast": Workload(
+        f"{name} in bfloat16, where torch.autocast does so",
+        each.script,
+        f"--autocast {each.arguments}",
+    )
+    for name, each in _FLOAT32.items()
+    if name != "digits"
 }
