@@ -23,6 +23,7 @@ import torch
 from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives import over_horovod
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
 from hvd_autosync.runtime.collectives.messaging import prepare_messaging
@@ -35,7 +36,7 @@ OTHERS_S = 120.0
 #: How long a rank sleeps between two looks at an operation.
 LOOK_S = 0.001
 #: In milliseconds. With its default of 1 Horovod's own thread takes a fifth of a processor.
-CYCLE_TIME = {"HOROVOD_CYCLE_TIME": "2.5"}
+CYCLE_TIME = {"HOROVOD_CYCLE_TIME": "5"}
 #: Files whose cases send messages, as protocols do.
 MESSAGING = {
     "cases_lossy_methods",
@@ -64,7 +65,7 @@ def wait_asleep() -> None:
     for name, module in [*sys.modules.items()]:
         if name.startswith("horovod.torch") and getattr(module, "synchronize", None) is waits:
             module.synchronize = synchronize
-    dispatcher._PAUSE_S = LOOK_S
+    dispatcher._PAUSE_S = over_horovod._PAUSE_S = LOOK_S
 
 
 def await_others(folder: str, ranks: int, cases: int) -> None:
