@@ -1,16 +1,16 @@
 """Runs the tests: those of single functions first, then those that start jobs.
 
+    python tools/run_tests.py --functions
+
 Tests of single functions share two processes. Many jobs beside each other would slow each other
 beyond their limits, but one leaves a third of two processors idle. So there are two rows of jobs of
 about the same length. Nothing steps back for anything else: a test that does would see pauses of
 many seconds. The status is that of the first run that failed.
-
-Of wide matrices (marker ``wide``) cases that stand for the rest run; with ``--all`` every one does.
-With ``--functions`` only the tests of single functions run.
 """
 
 from __future__ import annotations
 
+import argparse
 import compileall
 import re
 import shutil
@@ -123,16 +123,32 @@ def _together(*runs: _Run) -> int:
     return next((status for status in (run.wait() for run in runs) if status), 0)
 
 
+def _parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    about, _, _ = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="run every case of wide matrices (marker wide), not only those that stand for them",
+    )
+    parser.add_argument(
+        "--functions", action="store_true", help="run the tests of single functions alone"
+    )
+    return parser.parse_args()
+
+
 def main() -> int:
     """Run all of them; their status."""
+    args = _parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Hundreds of processes load it, and each would compile it where Python keeps no bytecode.
     compileall.compile_dir(_PACKAGE, quiet=1)
     jobs, others = f"({_JOBS})", f"not ({_JOBS})"
-    if "--all" not in sys.argv[1:]:
+    if not args.all:
         jobs, others = (f"{each} and not wide" for each in (jobs, others))
     functions = _together(_Run(*_SHARED, "-m", others))
-    if "--functions" in sys.argv[1:]:
+    if args.functions:
         return functions
     print("\nAnd those that start jobs:", flush=True)
     rows = _together(_Run("-m", jobs, *_first_row()), _Run("-m", jobs, *_BESIDE, later=True))
