@@ -3,7 +3,8 @@
 Two ranks on each of two hosts, which this machine imitates (``hvd_autosync.testing.Testbed``; needs
 root), train copies of one model, one under each exchange, in turn: in one job those of one level,
 in the next those of two, for process sets slow down whoever is in their job. The bytes are those
-that leave a host's interface, counted there with all headers.
+that leave a host's interface, counted there with all headers. An existing output file is continued:
+jobs that it has whole are left out, one that was broken off runs again.
 
     python benchmarks/exchanges.py --rates 100 --models ncf
     python benchmarks/exchanges.py --exchanges "Horovod,4 buckets,lossless" --slots 1 --autocast
@@ -16,9 +17,19 @@ import csv
 import os
 import statistics
 import sys
+import time
 from dataclasses import replace
 
-from command_line import add_table, check_names, need_hosts, new_parser, open_table, own_part, parse
+from command_line import (
+    add_table,
+    check_names,
+    commit_now,
+    need_hosts,
+    new_parser,
+    open_table,
+    own_part,
+    parse,
+)
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +39,8 @@ from hvd_autosync.testing import Testbed
 
 _HOSTS, _SLOTS = 2, 2
 _COLUMNS = (
+    "commit",
+    "job",
     "rate_mbit",
     "model",
     "exchange",
@@ -45,6 +58,7 @@ def _all(plan: ClassPlan, buckets: int = 0) -> ExchangePlan:
 
 
 _HIERARCHICAL, _ROWS, _SHARDED = map(ClassPlan, ("hierarchical", "rows", "sharded"))
+Row = dict[str, str]
 #: Name -> plan; ``None`` is Horovod's own optimizer.
 EXCHANGES: dict[str, ExchangePlan | None] = {
     "Horovod": None,
@@ -78,6 +92,8 @@ THEORY = {
 
 
 def work(
+    commit: str,
+    job: str,
     rate: float,
     models: list[str],
     exchanges: list[str],
@@ -113,19 +129,37 @@ def work(
                 slowest = torch.tensor([statistics.median(own), float(sent)])
                 slowest = hvd.allreduce(slowest, op=hvd.Max, name="slowest")
                 if number > 0 and hvd.rank() == 0:
-                    row = (rate, model, name, number, *slowest.tolist(), trainer.bytes)
+                    step_s, all_bytes = slowest.tolist()
+                    what = (commit, job, rate, model, name, number)
                     with open(output, "a", newline="") as file:
-                        each = row[5] / steps
-                        csv.writer(file).writerow([*row[:5], each, row[6], slots, autocast])
+                        csv.writer(file).writerow(
+                            [*what, step_s, all_bytes / steps, trainer.bytes, slots, autocast]
+                        )
+
+
+def _read(output: str) -> list[Row]:
+    """Rows of the last job of each exchange, in each setting."""
+    with open(output) as file:
+        rows = list(csv.DictReader(file))
+    last = {(*_setting(each), each["exchange"]): each["job"] for each in rows}
+    return [each for each in rows if each["job"] == last[(*_setting(each), each["exchange"])]]
+
+
+def _setting(row: Row) -> tuple[str, ...]:
+    """Where and what a row measured, but for the exchange."""
+    return row["slots"], row["autocast"], f"{float(row['rate_mbit']):g}", row["model"]
 
 
 def show(output: str) -> None:
-    """Print the table of a file of measurements."""
-    with open(output) as file:
-        rows = list(csv.DictReader(file))
-    slots = rows[0].get("slots") or str(_SLOTS)
-    autocast = ", bfloat16 autocast" if rows[0].get("autocast") == "True" else ""
-    title = f"exchanges: two hosts, ranks on each: {slots}{autocast}"
+    """Print the tables of a file of measurements, one for each number of ranks and type."""
+    rows = _read(output)
+    for slots, autocast in dict.fromkeys(_setting(each)[:2] for each in rows):
+        _show(slots, autocast, [r for r in rows if _setting(r)[:2] == (slots, autocast)])
+
+
+def _show(slots: str, autocast: str, rows: list[Row]) -> None:
+    what = ", bfloat16 autocast" if autocast == "True" else ""
+    title = f"exchanges: two hosts, ranks on each: {slots}{what}"
     table = Table(title=title, title_justify="left")
     for column in ("Mbit/s", "model", "exchange"):
         table.add_column(column)
@@ -179,7 +213,7 @@ def main() -> None:
     add_table(parser, "exchanges.csv", "every measurement")
     args = parse(parser, show, work)
     need_hosts()
-    output = open_table(parser, args, _COLUMNS)
+    output = open_table(parser, args, _COLUMNS, goes_on=True)
     known = [each.replace(", ", "+") for each in EXCHANGES]
     asked = check_names(parser, "exchanges", args.exchanges, known)
     exchanges = [each.replace("+", ", ") for each in asked]
@@ -187,9 +221,15 @@ def main() -> None:
     groups = [[e for e in exchanges if _two_levels(e) == needed] for needed in (False, True)]
     for rate in args.rates.split(","):
         for model in args.models.split(","):
+            setting = (str(args.slots), str(args.autocast), f"{float(rate):g}", model)
             for group in filter(None, groups):
+                if _has(output, setting, group, args.rounds):
+                    print(f"{model} at {rate} Mbit/s: in {args.output} already", flush=True)
+                    continue
                 script = own_part(
                     __file__,
+                    commit=commit_now(),
+                    job=f"{time.time():.0f}",
                     rate=float(rate),
                     models=[model],
                     rounds=args.rounds,
@@ -202,6 +242,12 @@ def main() -> None:
                 environment = {PROCESS_SETS_VARIABLE: OURS_ALONE} if _two_levels(group[0]) else {}
                 _launch(script, float(rate), args.slots, environment)
     show(output)
+
+
+def _has(output: str, setting: tuple[str, ...], exchanges: list[str], rounds: int) -> bool:
+    """Whether a file has all rounds of these exchanges."""
+    found = {(r["exchange"], int(r["round"])) for r in _read(output) if _setting(r) == setting}
+    return found >= {(each, number) for each in exchanges for number in range(1, rounds + 1)}
 
 
 def _two_levels(exchange: str) -> bool:
