@@ -84,6 +84,17 @@ def check_names(
     return names
 
 
+def read_table(path: str, column: str) -> list[dict[str, str]]:
+    """The rows of a CSV file, or end here if it is not one with this column."""
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if column not in (reader.fieldnames or ()):
+            sys.exit(
+                f"{path} has no column {column}: this program has not written it, as it is now"
+            )
+        return list(reader)
+
+
 def open_table(
     parser: argparse.ArgumentParser,
     arguments: argparse.Namespace,

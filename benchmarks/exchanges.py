@@ -3,8 +3,8 @@
 Two ranks on each of two hosts, which this machine imitates (``hvd_autosync.testing.Testbed``; needs
 root), train copies of one model, one under each exchange, in turn: in one job those of one level,
 in the next those of two, for process sets slow down whoever is in their job. The bytes are those
-that leave a host's interface, counted there with all headers. An existing output file is continued:
-jobs that it has whole are left out, one that was broken off runs again.
+that leave a host's interface, counted there with all headers. An existing output file is continued
+with the same options: jobs that it has whole are left out, one that was broken off runs again.
 
     python benchmarks/exchanges.py --rates 100 --models ncf
     python benchmarks/exchanges.py --exchanges "Horovod,4 buckets,lossless" --slots 1 --autocast
@@ -29,6 +29,7 @@ from command_line import (
     open_table,
     own_part,
     parse,
+    read_table,
 )
 from rich.console import Console
 from rich.table import Table
@@ -139,10 +140,13 @@ def work(
 
 def _read(output: str) -> list[Row]:
     """Rows of the last job of each exchange, in each setting."""
-    with open(output) as file:
-        rows = list(csv.DictReader(file))
-    last = {(*_setting(each), each["exchange"]): each["job"] for each in rows}
-    return [each for each in rows if each["job"] == last[(*_setting(each), each["exchange"])]]
+    rows = read_table(output, "job")
+    last = {_cell(each): each["job"] for each in rows}
+    return [each for each in rows if each["job"] == last[_cell(each)]]
+
+
+def _cell(row: Row) -> tuple[str, ...]:
+    return (*_setting(row), row["exchange"])
 
 
 def _setting(row: Row) -> tuple[str, ...]:

@@ -68,8 +68,8 @@ columns of the tables:
 
 A match launches the job about 3 x trials + 5 x rounds times, which takes 15 to 30 minutes with
 the usual settings; the table appears when all matches have been played, or by --show meanwhile.
-An existing output file is continued: matches that it has whole are left out, one that was broken
-off is played again.
+An existing output file is continued with the same options: matches that it has whole are left out,
+one that was broken off is played again.
 """
 
 

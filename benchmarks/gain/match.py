@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from command_line import commit_now
+from command_line import commit_now, read_table
 from exchanged.interface import sent_bytes
 
 from gain.tuners import (
@@ -244,8 +244,7 @@ def clock(began: float, prefix: str) -> Say:
 
 def read(path: str) -> list[dict[str, str]]:
     """The rows of the CSV file ``path``."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_table(path, "match")
 
 
 def matches(rows: Sequence[dict[str, str]]) -> dict[tuple[str, str], list[dict[str, str]]]:
