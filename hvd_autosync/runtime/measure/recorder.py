@@ -42,16 +42,17 @@ class Recorder:
         self._taken = 0
         self._last_end = perf_counter()
 
-    def end_step(self, *, typical: bool = True) -> None:
+    def end_step(self, *, typical: bool = True, more_s: float = 0.0) -> None:
         """End the current step.
 
         Args:
             typical: Whether it is like the others: no evaluation, no checkpoint, no new epoch.
+            more_s: Seconds that count as its own beside those since the step before.
         """
         now = perf_counter()
         if not typical:
             self.untypical.append(len(self.step_s))
-        self.step_s.append(now - self._last_end)
+        self.step_s.append(now - self._last_end + more_s)
         self.blocked_s.append(self.blocked)
         self._last_end = now
         self.blocked = 0.0

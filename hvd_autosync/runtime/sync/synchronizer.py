@@ -14,6 +14,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -178,9 +179,10 @@ class Synchronizer:
 
     def at_sync_point(self, why: SyncPoint) -> None:
         """As of :class:`SyncMethod`."""
-        if current.run is not None and not self.replicas_in_sync:
-            current.run.averages_between_steps()
+        in_sync, began = self.replicas_in_sync, perf_counter()
         self.method.at_sync_point(why)
+        if current.run is not None and not in_sync:
+            current.run.averaged_between_steps(perf_counter() - began)
 
     def end_step(self) -> None:
         """A step was made, or one that was skipped is counted."""

@@ -63,7 +63,10 @@ class TrialRun:
         self._spec = spec
         self._sender = sender
         self._optimizers = Optimizers(self.unlike_others)
-        self._untypical = self._averaged = False
+        self._untypical = False
+        #: Seconds of averages before the current step, and before untypical ones, which are to
+        #: count in a step that is measured.
+        self._averaging_s = self._uncounted_s = 0.0
         #: Threads of torch before the script could set their number.
         self._threads = torch.get_num_threads()
         self._classifier = StepClassifier()
@@ -115,9 +118,9 @@ class TrialRun:
         """The current step contains what others do not, such as an evaluation or a checkpoint."""
         self._untypical = True
 
-    def averages_between_steps(self) -> None:
-        """Replicas are synchronized before the current step: that is part of the strategy."""
-        self._averaged = True
+    def averaged_between_steps(self, seconds: float) -> None:
+        """Replicas were synchronized before the current step: that is part of the strategy."""
+        self._averaging_s += seconds
 
     def _epoch_begins(self, loader: Any, iterator: Any) -> None:
         """A loader begins an epoch, of the training or of an evaluation."""
@@ -125,12 +128,16 @@ class TrialRun:
 
     def _end_step(self) -> None:
         recorder = self.recorder
-        typical = not self._untypical or self._averaged
-        self._untypical = self._averaged = False
+        typical, self._untypical = not self._untypical, False
+        if typical:  # it contains its own
+            more_s, self._uncounted_s = self._uncounted_s, 0.0
+        else:
+            more_s, self._uncounted_s = 0.0, self._uncounted_s + self._averaging_s
+        self._averaging_s = 0.0
         self._steps = steps = self._steps + 1
         if steps == self._spec.warmup_steps or steps == self._last_step:
             wait_for_device()
-        recorder.end_step(typical=typical)
+        recorder.end_step(typical=typical, more_s=more_s)
         self.profiling.step_ends()
         due = self._due.get(steps)
         if due is not None:

@@ -325,18 +325,23 @@ def test_votes_are_on_all_steps_where_most_are_unlike_the_others(start: Start, s
     assert spy.votes == [8, 16, 24]
 
 
-def test_a_step_before_which_replicas_are_synchronized_counts(start: Start, spy: Spy) -> None:
-    """An average at an evaluation in the middle of a round is part of the strategy."""
-    run, optimizer = start(warmup_steps=1, measured_steps=4), Stepping()
+def test_an_average_at_an_evaluation_counts_and_the_evaluation_does_not(
+    start: Start, spy: Spy
+) -> None:
+    """In the middle of a round it is part of the strategy."""
+    run, optimizer = start(warmup_steps=1, measured_steps=9), Stepping()
     run._begun = True
     with pytest.raises(Left):
-        for step in range(10):
-            if step in (2, 4):
+        for step in range(20):
+            if step in (2, 3, 6):
+                run.averaged_between_steps(1000.0)
+            if step in (2, 3):
                 run.unlike_others()
-            if step == 4:
-                run.averages_between_steps()
             run.optimizer_stepped(optimizer)
-    assert spy.messages[0]["untypical"] == [2]
+    steps = spy.messages[0]
+    assert steps["untypical"] == [2, 3]
+    # That before an ordinary step is in its duration already.
+    assert [round(each_s, -3) for each_s in steps["step_s"]] == [0, 0, 0, 0, 2000, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("alike", [True, False])
