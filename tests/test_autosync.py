@@ -71,7 +71,7 @@ class Job:
 
     def run(self, *script: str, options: tuple[str, ...] = ("--gloo",)) -> "Done":
         return subprocess.run(
-            self.words(*script, options=options), text=True, capture_output=True, timeout=280
+            self.words(*script, options=options), text=True, capture_output=True, timeout=560
         )
 
     @property

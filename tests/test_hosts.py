@@ -67,7 +67,7 @@ def test_a_job_over_several_hosts(
             sys.executable,
             str(SCRIPT),
         ]
-        done = bed.run(command, capture_output=True, text=True, timeout=280, env={**os.environ})
+        done = bed.run(command, capture_output=True, text=True, timeout=560, env={**os.environ})
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("trained 60 steps") == 1
         links = task_of(store_path).resources.links
@@ -121,7 +121,7 @@ def tune(bed: Testbed, horovodrun: str, options: list[str], store_path: Path) ->
         sys.executable,
         str(SCRIPT),
     ]
-    done = bed.run(command, capture_output=True, text=True, timeout=280)
+    done = bed.run(command, capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stderr
     return task_of(store_path)
 

@@ -182,6 +182,23 @@ class Budget:
             )
         return ""
 
+    def why_not_go_on(self, trials: int, saving: float) -> str:
+        """Return why a confirmation that has begun does not go on; empty if it does.
+
+        Args:
+            trials: Those of the round that begins; 0 if none does.
+            saving: Share of a step that it may save.
+        """
+        if self.left_s < self.trial_s:
+            return "the minutes were used before anything was confirmed"
+        cost_s, saved_s = trials * self.cost_s, saving * self.training_s
+        if saved_s < cost_s:
+            return (
+                f"another round of the confirmation costs {cost_s:.0f} s and may save "
+                f"{saved_s:.0f} s of the training"
+            )
+        return ""
+
 
 def trial_s_after(default: TrialResult, settings: StudySettings) -> float:
     """Return the seconds of a trial with the settings' steps, from those of the default trial.

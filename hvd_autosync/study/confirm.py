@@ -7,7 +7,9 @@ reverse order (A B C, C B A, ...), so a steady drift does not always favour the 
 
 Testing after each round, and each candidate, is multiple testing. So the allowed error is divided
 among all looks at all candidates, and the intervals hold at all looks together (repeated confidence
-intervals: Jennison and Turnbull, J. R. Stat. Soc. B 51, 1989).
+intervals: Jennison and Turnbull, J. R. Stat. Soc. B 51, 1989). It is spent in proportion to the
+rounds (Lan and DeMets, Biometrika 70, 1983). A candidate that even the last look would hardly prove
+faster is pruned, which spends no error.
 """
 
 from __future__ import annotations
@@ -24,15 +26,17 @@ from hvd_autosync.search_space.records import OrInf, Real, Record
 
 #: Level of the two-sided interval; its lower end is a one-sided bound with 95 % confidence.
 CONFIDENCE = 0.9
-#: Number of rounds at each look -> share of the allowed error that this look may spend.
-_SPENT = {3: 0.15, 4: 0.1, 5: 0.15, 6: 0.15, 7: 0.15, 8: 0.3}
+#: Rounds at the first look, and at the last. There is one after each round between them.
+MIN_ROUNDS, MAX_ROUNDS = 3, 16
+#: After so many rounds only candidates go on that more rounds may prove faster: their advantage is
+#: at least this share of what would do so at the last look.
+_SIFTED_ROUNDS, _PROMISING = 6, 0.6
 #: Launches of one strategy hardly ever differ by more than this factor.
 LAUNCHES_DIFFER = 1.1
-#: A candidate that was slower in each of so many rounds is dropped.
+#: A candidate that was slower in each of so many rounds is pruned.
 _SLOWER_ROUNDS = 2
 #: Number of failures of the default that are tolerated.
 _FORGIVEN = 1
-MIN_ROUNDS, MAX_ROUNDS = min(_SPENT), max(_SPENT)
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Comparison(Record):
 
     @property
     def undecided(self) -> bool:
-        """Whether more rounds may prove it: it is faster so far, but not with confidence."""
+        """Whether it is faster so far, but not with confidence."""
         return not self.proven and self.speedup > 1.0
 
 
@@ -85,8 +89,6 @@ def compare(
     Raises:
         ValueError: There is no round, or the numbers of rounds differ.
     """
-    from scipy.stats import t
-
     pairs = list(zip(default, candidate, strict=True))
     if not pairs:
         raise ValueError("nothing to compare: no round was measured")
@@ -99,13 +101,25 @@ def compare(
     error = math.sqrt(within) / rounds
     if rounds > 1:
         error = max(error, float(ratios.std(ddof=1)) / math.sqrt(rounds))
-        half = float(t.ppf(1 - error_share * (1 - CONFIDENCE) / 2, rounds - 1)) * error
+        half = _quantile(error_share, rounds) * error
     else:
         half = math.inf
     center = float(ratios.mean())
     return Comparison(
         strategy, math.exp(center), math.exp(center - half), math.exp(center + half), rounds
     )
+
+
+def _quantile(error_share: float, rounds: int) -> float:
+    """Return half the width of the interval of a look, in standard errors."""
+    from scipy.stats import t
+
+    return float(t.ppf(1 - error_share * (1 - CONFIDENCE) / 2, rounds - 1))
+
+
+def _spent(rounds: int) -> float:
+    """Return the share of the allowed error that the look after so many rounds spends."""
+    return (MIN_ROUNDS if rounds <= MIN_ROUNDS else 1) / MAX_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -131,9 +145,10 @@ class Measurement:
 class Confirmation:
     """Chooses the next measurement, and compares the candidates with the default.
 
-    A candidate is dropped if it fails once, if it was slower in each of two rounds, or if it was
-    slower in its first round by more than launches differ. The default was measured before, so one
-    failure is not its fault: it is measured again.
+    A candidate is pruned if it fails once, if it was slower in each of two rounds, or in its first
+    by more than launches differ, and after some rounds if more would hardly prove it faster or if
+    another is proven that is faster. The default was measured before, so one failure is not its
+    fault: it is measured again.
 
     Args:
         default: The default strategy.
@@ -150,24 +165,46 @@ class Confirmation:
 
     def next(self) -> Strategy | None:
         """Return the next strategy to measure; ``None`` if the confirmation is finished."""
-        # Nothing is decided while measurements run (several trials at once).
         running = any(m.running for m in self._measurements)
-        contenders = [
-            strategy
-            for strategy in (self._default, *self._candidates)
-            if not self._failed(strategy) and (running or not self._slower(strategy))
-        ]
-        if self._failed(self._default) or len(contenders) < 2:
+        comparisons = self.comparisons()
+        begun = self._begun(comparisons)
+        if self._failed(self._default) or len(begun) < 2:
             return None
-        good = [m.strategy for m in self._measurements if m.running or m.time is not None]
-        begun = {s: good.count(s) for s in contenders}
         rounds = min(begun.values())
-        if not running and rounds == max(begun.values()) and rounds >= MIN_ROUNDS:
-            settled = not any(c.undecided for c in self.comparisons())
-            if settled or rounds >= MAX_ROUNDS:
-                return None
-        order = reversed(contenders) if rounds % 2 else contenders
+        # Nothing is settled while measurements run (several trials at once).
+        undecided = any(c.undecided for c in comparisons if c.strategy in begun)
+        settled = MIN_ROUNDS <= rounds == max(begun.values()) and not (running or undecided)
+        if settled or rounds >= MAX_ROUNDS:
+            return None
+        order = reversed(begun) if rounds % 2 else begun
         return next(s for s in order if begun[s] == rounds)
+
+    def next_round(self) -> tuple[int, float]:
+        """Return the measurements of a round that begins now, and what it may save.
+
+        The latter is a share of the step time that would be used without it. Both are 0 within a
+        round, and in the first ones, before which nothing can be proven.
+        """
+        comparisons = self.comparisons()
+        begun = self._begun(comparisons)
+        rounds = min(begun.values(), default=0)
+        if rounds < MIN_ROUNDS or rounds != max(begun.values()):
+            return 0, 0.0
+        proven = max((c.speedup for c in comparisons if c.proven), default=1.0)
+        best = max((c.speedup for c in comparisons if c.strategy in begun), default=1.0)
+        return len(begun), 1 - proven / max(best, proven)
+
+    def _begun(self, comparisons: Sequence[Comparison]) -> dict[Strategy, int]:
+        """Return how often each was measured, or is now, that is not pruned."""
+        good = [m.strategy for m in self._measurements if m.running or m.time is not None]
+        running = [m.strategy for m in self._measurements if m.running]
+        futile = [c.strategy for c in comparisons if self._futile(c, comparisons)]
+        return {
+            strategy: good.count(strategy)
+            for strategy in (self._default, *self._candidates)
+            if not self._failed(strategy)
+            and (strategy in running or not (strategy in futile or self._slower(strategy)))
+        }
 
     def comparisons(self) -> list[Comparison]:
         """Return the comparison of each candidate that was measured and never failed, best first.
@@ -181,7 +218,7 @@ class Confirmation:
             own = self._times(candidate)
             rounds = min(len(own), len(default), MAX_ROUNDS)
             if rounds and not self._failed(candidate):
-                share = _SPENT.get(rounds, _SPENT[MIN_ROUNDS]) / len(self._candidates)
+                share = self._error_share(rounds)
                 found.append(compare(candidate, default[:rounds], own[:rounds], share))
         return sorted(found, key=lambda each: (each.proven, each.speedup), reverse=True)
 
@@ -194,6 +231,25 @@ class Confirmation:
         times = self._times(self._default)[:rounds]
         return geometric_mean(t.mean_s for t in times) if times else math.nan
 
+    def _error_share(self, rounds: int) -> float:
+        """Return the share of the allowed error of a look at one candidate."""
+        return _spent(rounds) / len(self._candidates)
+
+    def _futile(self, one: Comparison, comparisons: Sequence[Comparison]) -> bool:
+        """Return whether one of all comparisons will hardly come to be that of the winner."""
+        if one.rounds < _SIFTED_ROUNDS:
+            return False
+        fastest = max((each.speedup for each in comparisons if each.proven), default=1.0)
+        if one.speedup < fastest or not one.low:  # of times that no job has
+            return True
+        last, now = (
+            _quantile(self._error_share(rounds), rounds) / math.sqrt(rounds)
+            for rounds in (MAX_ROUNDS, one.rounds)
+        )
+        center = math.log(one.speedup)
+        needed = (center - math.log(one.low)) * last / now
+        return center < _PROMISING * needed
+
     def _failed(self, strategy: Strategy) -> bool:
         failures = sum(
             m.strategy == strategy and m.time is None and not m.running for m in self._measurements
@@ -201,7 +257,7 @@ class Confirmation:
         return failures > (_FORGIVEN if strategy == self._default else 0)
 
     def _slower(self, strategy: Strategy) -> bool:
-        """Return whether one was slower than the default in each round, and may be dropped."""
+        """Return whether one was slower than the default in each round, and may be pruned."""
         pairs = list(zip(self._times(self._default), self._times(strategy), strict=False))
         factors = [own.mean_s / default.mean_s for default, own in pairs]
         if strategy == self._default or not factors or min(factors) <= 1:

@@ -102,12 +102,15 @@ class Decision:
                 return wanted
             verdicts = self._check(top_candidates).verdicts()
             candidates = self._selection.candidates(top_candidates, verdicts)
-            if self._too_long(candidates, begun=False):
+            if self._why_not_begin(candidates):
                 candidates = candidates[:1]
         measured = self._measurements(confirming)
         confirmation = Confirmation(default, candidates, measured)
         next_one = confirmation.next()
-        too_long = self._too_long(candidates, begun=bool(confirming))
+        if confirming:
+            too_long = self._budget.why_not_go_on(*confirmation.next_round())
+        else:
+            too_long = self._why_not_begin(candidates)
         if next_one is None or too_long:
             why = too_long if next_one is not None else ""
             return self._concluded(confirmation, stopped, verdicts, why)
@@ -141,12 +144,8 @@ class Decision:
         with named_if_damaged(self._trials):
             return self._check(()).verdicts()
 
-    def _too_long(self, candidates: Sequence[Strategy], *, begun: bool) -> str:
-        """Return why the confirmation does not start or continue; empty if it does."""
-        if begun:
-            trial_s = self._budget.trial_s
-            out_of_time = self._budget.left_s < trial_s
-            return "the minutes were used before anything was confirmed" if out_of_time else ""
+    def _why_not_begin(self, candidates: Sequence[Strategy]) -> str:
+        """Return why the confirmation does not start; empty if it does."""
         if not candidates:
             return ""
         saving = self._selection.saving(candidates[0])

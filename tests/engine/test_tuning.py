@@ -538,7 +538,7 @@ def test_where_steps_are_long_trials_have_fewer(
     assert forecast.trial_s == pytest.approx(4.0 + step_s * sum(expected))
     assert forecast.trials == 19 and forecast.trains
     assert forecast.low_s == pytest.approx((19 + 6) * forecast.trial_s)
-    assert forecast.high_s == pytest.approx((19 + 24) * forecast.trial_s)
+    assert forecast.high_s == pytest.approx((19 + 48) * forecast.trial_s)
 
 
 def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_the_plan_has_its_limits(store: Any) -> None:
     text = " ".join(printed(JOB, store, trials=7, minutes=5.0, tune_only=True).split())
     assert "up to 7 trials or 5 minutes in all" in text
     assert "10 warm-up steps and 40 measured steps (fewer if steps are long)" in text
-    assert "3 to 8 rounds, each with a trial of the default; then stop" in text
+    assert "3 to 16 rounds, each with a trial of the default; then stop" in text
     assert f"stored in {store.name}" in text
 
 

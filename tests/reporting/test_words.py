@@ -105,10 +105,10 @@ def test_without_a_gain_the_answer_is_the_default_and_why() -> None:
 
 
 def test_a_forecast_says_what_a_trial_takes_and_how_it_can_be_ended() -> None:
-    forecast = Forecast(70.0, 60.0, 19, 0.0, 1750.0, 3010.0, 36000.0, trains=True)
+    forecast = Forecast(70.0, 60.0, 19, 0.0, 1750.0, 4690.0, 36000.0, trains=True)
     text = forecast_text(forecast)
     assert text.startswith("each trial about 70 s (60 s of it before the end of the first step)")
-    assert "at most 19 more trials and 3 to 8 rounds of confirmation: 29 min to 50 min" in text
+    assert "at most 19 more trials and 3 to 16 rounds of confirmation: 29 min to 78 min" in text
     assert "in a training of 10 h" in text
     assert text.endswith("Ctrl-C ends tuning and trains with the best confirmed strategy")
     plain = forecast_text(
@@ -122,6 +122,6 @@ def test_a_forecast_says_what_a_trial_takes_and_how_it_can_be_ended() -> None:
 
 def test_one_of_a_thing_is_singular() -> None:
     forecast = Forecast(70.0, 5.0, 1, 0.0, 500.0, 500.0, 36000.0, trains=False)
-    assert "at most 1 more trial and 3 to 8 rounds" in forecast_text(forecast)
+    assert "at most 1 more trial and 3 to 16 rounds" in forecast_text(forecast)
     settings = StudySettings(warmup=1)
     assert steps_text(settings, live=False) == "1 warm-up step and 40 measured steps"

@@ -85,6 +85,74 @@ def test_looking_again_and_again_does_not_make_false_winners(candidates: int) ->
     assert wrong / 400 < 0.07  # 5 %, and two standard errors
 
 
+def confirmed(rng: np.random.Generator, speedup: float, spread: float) -> tuple[bool, int]:
+    """Whether a confirmation of one candidate proves it, and its rounds.
+
+    Logarithms of step times have the standard deviation ``spread`` between launches.
+    """
+    measured: list[Measurement] = []
+    while (strategy := Confirmation(DEFAULT, [S], measured).next()) is not None:
+        mean = 1.0 if strategy == DEFAULT else 1 / speedup
+        (time,) = times(mean * math.exp(rng.normal(0, spread)))
+        measured.append(Measurement(strategy, time))
+    (comparison,) = Confirmation(DEFAULT, [S], measured).comparisons()
+    return comparison.proven, comparison.rounds
+
+
+def test_rounds_go_on_where_they_may_show_a_gain() -> None:
+    rng = np.random.default_rng(3)
+    faster, equal = ([confirmed(rng, speedup, 0.1) for _ in range(200)] for speedup in (1.2, 1.0))
+    assert np.mean([proven for proven, _ in faster]) > 0.87
+    assert np.mean([rounds > 8 for _, rounds in faster]) > 0.2
+    assert np.mean([rounds for _, rounds in equal]) < 5
+    assert max(rounds for _, rounds in faster) == 16
+
+
+def test_what_another_round_may_save_is_a_share_of_what_would_be_used_without_it() -> None:
+    sure, wild = (Strategy({"cycle_time_ms": value}) for value in (2.0, 3.0))
+    measured: list[Measurement] = []
+    for factor in (1.0, 0.5, 2.0):
+        rows = zip((DEFAULT, sure, wild), times(1, 0.5, 0.4 * factor), strict=True)
+        measured += [Measurement(s, t) for s, t in rows]
+    both = Confirmation(DEFAULT, [sure, wild], measured)
+    assert [c.proven for c in both.comparisons()] == [True, False]
+    assert both.next_round() == (3, pytest.approx(1 - 0.4 / 0.5))
+    alone = [m for m in measured if m.strategy != sure]
+    assert Confirmation(DEFAULT, [wild], alone).next_round() == (2, pytest.approx(1 - 0.4))
+    for within in (1, 2, 3, 4, 5, 7, 8):
+        assert Confirmation(DEFAULT, [sure, wild], measured[:within]).next_round() == (0, 0.0)
+
+
+def test_of_several_at_once_none_is_measured_that_was_pruned() -> None:
+    """Nor more rounds than there are looks."""
+    pruned = Strategy({"cycle_time_ms": 2.0})
+    rounds = [
+        Measurement(s, t)
+        for ratio in (0.99, 0.7) * 3
+        for s, t in zip((DEFAULT, S, pruned), times(1, ratio * 0.5, ratio), strict=True)
+    ]
+    assert Confirmation(DEFAULT, [S, pruned], [*rounds, Measurement(S, None, True)]).next() == (
+        DEFAULT
+    )
+    (time,) = times(0.9)
+    whole = [Measurement(each, time) for each in (DEFAULT, S) * 16]
+    last = [*whole[:-1], Measurement(S, None, running=True)]
+    assert Confirmation(DEFAULT, [S], last).next() is None
+
+
+def test_rounds_go_on_without_one_that_a_proven_one_is_faster_than() -> None:
+    slower, faster, wild = (Strategy({"cycle_time_ms": value}) for value in (2.0, 3.0, 4.0))
+    measured: list[Measurement] = []
+    drawn = {slower: [0.98, 0.7], faster: [0.5, 0.52], wild: [0.3, 0.7]}
+    candidates = [slower, faster, wild]
+    while (strategy := Confirmation(DEFAULT, candidates, measured).next()) is not None:
+        number = sum(m.strategy == strategy for m in measured)
+        (time,) = times(drawn[strategy][number % 2] if strategy in drawn else 1.0)
+        measured.append(Measurement(strategy, time))
+    counts = {each: sum(m.strategy == each for m in measured) for each in candidates}
+    assert counts[slower] == 6 < counts[wild]
+
+
 @pytest.mark.parametrize("drift", [-0.01, 0.01])
 @pytest.mark.parametrize("candidates", [1, 2])
 def test_a_steady_drift_alone_makes_no_winner(candidates: int, drift: float) -> None:

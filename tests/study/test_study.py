@@ -675,7 +675,10 @@ def test_live_trials_cost_only_what_their_steps_take_longer_than_the_defaults(mo
         budget = Budget(settings, [default, other])
         assert budget.cost_s == pytest.approx(expected)
         assert budget.trial_s == 120.0, "its minutes are all used"
-    assert bool(Budget(settings, [default, slow]).why_not_confirm(2, 0.05)) is (mode == "launched")
+    budget = Budget(settings, [default, slow])
+    assert bool(budget.why_not_confirm(2, 0.05)) is (mode == "launched")
+    assert bool(budget.why_not_go_on(2, 0.05)) is (mode == "launched")
+    assert not budget.why_not_go_on(0, 0.0), "within a round"
     # On the next day all steps take twice as long: what was measured before costs no less for it.
     again = replace(trial(3, "default", 2.0, 2.0), strategy=default.strategy)
     rested = Budget(settings, [default, slow, again])
