@@ -77,16 +77,22 @@ def search_settings(options: Options) -> SearchSettings:
 
 
 def outcomes_of(runs: Sequence[RunRecord]) -> list[RecurringOutcome]:
-    """Return the outcomes for a search; completed runs with another kind of metric are left out.
+    """Return the outcomes for a search.
 
-    The kind is that of the last completed run.
+    Completed runs with another kind of metric than the last one are left out, and a failed run
+    whose share has not failed before: it may have failed for another reason, so the share is tried
+    once more.
     """
     sources = [each.source for each in runs if each.status == "completed"]
-    return [
-        RecurringOutcome(each.share, each.metric, each.seconds, each.status)
-        for each in runs
-        if each.status != "completed" or each.source == sources[-1]
-    ]
+    found, failed = list[RecurringOutcome](), set[float]()
+    for each in runs:
+        counts = each.status != "completed" or each.source == sources[-1]
+        if each.status == "failed" and each.share not in failed:
+            failed.add(each.share)
+            counts = each.share == 1  # the search has its own rule for those with BSP only
+        if counts:
+            found.append(RecurringOutcome(each.share, each.metric, each.seconds, each.status))
+    return found
 
 
 def plan_run(job: Job, options: Options, store: TraceStore) -> Plan:

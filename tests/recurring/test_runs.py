@@ -167,15 +167,18 @@ def test_lossy_knobs_do_not_outlast_their_admission(
     assert ("the loss guard has ended this strategy at step 64" in said) is (changed == "fallback")
 
 
-def test_a_run_that_fails_is_below_the_target_and_its_status_is_ours(
+def test_a_share_that_fails_twice_is_below_the_target_and_the_status_is_ours(
     monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Trainings(monkeypatch, came_to(0.9), RunOutcome(3, report=RunReport(0.95, 0.1, 100, 5)))
+    fails = RunOutcome(3, report=RunReport(0.95, 0.1, 100, 5))
+    Trainings(monkeypatch, came_to(0.9), fails, fails)
     run_recurring(JOB, options)
-    assert run_recurring(JOB, options) == 3
-    last = TraceStore(options.store).runs(JOB.key)[-1]
-    assert (last.status, last.samples) == ("failed", 0) and math.isnan(last.metric)
-    assert "the next run tries f = 0.75" in capsys.readouterr().err
+    for tried_next in ("0.5", "0.75"):
+        assert run_recurring(JOB, options) == 3
+        last = TraceStore(options.store).runs(JOB.key)[-1]
+        assert (last.share, last.status, last.samples) == (0.5, "failed", 0)
+        assert math.isnan(last.metric)
+        assert f"the next run tries f = {tried_next}:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("status", "stopped"), [(137, False), (143, True), (1, True), (0, True)])
