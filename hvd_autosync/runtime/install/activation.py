@@ -67,6 +67,7 @@ def activate(spec: TrialSpec, sender: Sender | None = None) -> None:
 
         current.watch = DriftWatch(spec.expected_step_s, spec.driver_folder, spec.round_steps)
         watch_epochs(current.watch.epoch_begins)
+        watch_evaluation(current.watch.unlike_others)
         os.register_at_fork(after_in_child=current.forget_run)
     if spec.summarized and current.run_summary is None:
         from hvd_autosync.runtime.trial.run_summary import RunSummary  # trials do not need it

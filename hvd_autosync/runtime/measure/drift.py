@@ -130,9 +130,13 @@ class DriftWatch:
         if self._counts:
             self.end_step()
 
+    def unlike_others(self) -> None:
+        """The current step contains what others do not, such as an evaluation."""
+        self._unlike = True
+
     def epoch_begins(self, loader: Any, iterator: Any) -> None:
         """A loader begins an epoch, of the training or of an evaluation."""
-        self._unlike = True
+        self.unlike_others()
 
     def end_step(self, *, typical: bool = True) -> None:
         """End a step.

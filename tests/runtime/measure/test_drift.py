@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from hvd_autosync.runtime.measure import drift
 from hvd_autosync.runtime.measure.drift import FOR_GOOD, DriftWatch, Level
 from hvd_autosync.runtime.patches.epochs import watch_epochs
+from hvd_autosync.runtime.patches.evaluation import watch_evaluation
 from hvd_autosync.search_space.trial import DRIFT_FILE, StepTime
+from hvd_autosync.util import patches
 
 WINDOW = 64
 
@@ -104,6 +107,24 @@ def test_the_begins_of_epochs_are_left_out_as_by_trials(
         for step, _ in enumerate(DataLoader(range(22), batch_size=None)):
             training.now += 0.1 if step else 0.9
             watch.optimizer_stepped(training.optimizer)
+    assert said() == []
+
+
+def test_so_are_evaluations_of_a_script_without_loaders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """There is one in each round."""
+    training, model = Training(tmp_path, monkeypatch), torch.nn.Linear(1, 1)
+    watch = training.watch = DriftWatch(0.1, "", 16, lambda: training.now)
+    patches.uninstall("evaluation")  # of another test
+    watch_evaluation(watch.unlike_others)
+    for step in range(5000):
+        training.now += 0.1
+        if step % 16 == 15:
+            model.eval()
+            training.now += 0.9
+        watch.optimizer_stepped(training.optimizer)
+    assert patches.uninstall("evaluation")
     assert said() == []
 
 
