@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,13 @@ def _entered(
 ) -> list[str]:
     # A change of the mount namespace resets the working directory.
     folder = Path(cwd or os.curdir).absolute()
-    return ["nsenter", f"--target={pid}", *namespaces, "env", f"--chdir={folder}", *command]
+    enter = ["nsenter", f"--target={pid}", *namespaces, *_on(os.sched_getaffinity(pid))]
+    return [*enter, "env", f"--chdir={folder}", *command]
+
+
+def _on(processors: Iterable[int]) -> list[str]:
+    """Return the beginning of a command that runs on these processors alone."""
+    return ["taskset", "--cpu-list", ",".join(map(str, sorted(processors)))]
 
 
 def enter_command(pid: int, command: Sequence[str], *, user: bool = False) -> list[str]:
@@ -94,15 +100,25 @@ class Box:
             entered with :func:`enter_command`.
         processes: Make a process namespace. Without it the box's processes outlive the box: its
             owner has to be in a box whose end kills them.
+        processors: Numbers of the processors on which its processes run; ``None``: the owner's.
 
     Raises:
         TestbedError: The kernel refuses new namespaces.
     """
 
-    def __init__(self, name: str, *, user: bool = False, processes: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        user: bool = False,
+        processes: bool = True,
+        processors: Iterable[int] | None = None,
+    ) -> None:
         self._children: list[subprocess.Popen[Any]] = []
         self._holder = subprocess.Popen(
             [
+                # Whoever enters it looks at the holder's.
+                *_on(os.sched_getaffinity(0) if processors is None else processors),
                 "unshare",
                 *(("--user", "--map-root-user") if user else ()),
                 *_NAMESPACES,
@@ -132,6 +148,11 @@ class Box:
     def pid(self) -> int:
         """A process whose namespaces, except perhaps that of processes, are the box's."""
         return self._holder.pid
+
+    @property
+    def on_processors(self) -> list[str]:
+        """The beginning of a command that runs on the box's processors."""
+        return _on(os.sched_getaffinity(self.pid))
 
     def write(self, path: str, text: str, mode: int = 0o600) -> None:
         """Write a file; ``path`` is inside the box, ``mode`` is for a new file."""

@@ -69,7 +69,7 @@ case $host in
 {hosts}
 *) echo "ssh: unknown host $host" >&2; exit 255 ;;
 esac
-exec nsenter --target=$pid --mount --uts --ipc --net env --chdir="$HOME" sh -c "$*"
+exec nsenter --target=$pid --mount --uts --ipc --net $processors env --chdir="$HOME" sh -c "$*"
 """
 
 
@@ -112,7 +112,10 @@ def start_sshd(boxes: Sequence[Box]) -> None:
 
 def install_stand_in(hosts: Mapping[str, Box]) -> None:
     """Write an ``ssh`` that enters the other hosts of the same process namespace to each host."""
-    lines = "\n".join(f"{name}) pid={box.pid} ;;" for name, box in hosts.items())
+    lines = "\n".join(
+        f"{name}) pid={box.pid} processors='{' '.join(box.on_processors)}' ;;"
+        for name, box in hosts.items()
+    )
     for box in hosts.values():
         run_tool(box, "mkdir", "-p", STAND_IN_FOLDER)
         box.write(f"{STAND_IN_FOLDER}/ssh", _STAND_IN.format(hosts=lines), 0o755)

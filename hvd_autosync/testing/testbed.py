@@ -1,8 +1,8 @@
 """Several hosts on one machine, joined by links of a chosen rate, for tests and benchmarks.
 
-Each host has its own network, name, processes and ``sshd``; the hosts share this machine's files
-and processors. They can reach only each other: their addresses belong to the range for benchmarks
-(RFC 2544), and there is no route to other networks::
+Each host has its own network, name, processes and ``sshd``, and a part of this machine's
+processors; they have its files in common. They can reach only each other: their addresses belong
+to the range for benchmarks (RFC 2544), and there is no route to other networks::
 
     with Testbed(hosts=2, rate_mbit=100) as bed:
         bed.run(["horovodrun", *bed.horovodrun_options(), "--gloo", "python", "train.py"])
@@ -38,7 +38,7 @@ from hvd_autosync.testing.remote_shells import (
 )
 from hvd_autosync.util.amounts import amount
 
-_TOOLS = ("hostname", "ip", "mount", "nsenter", "tc", "unshare")
+_TOOLS = ("hostname", "ip", "mount", "nsenter", "taskset", "tc", "unshare")
 #: Burst of a link: its bytes in this time, and at least two frames.
 _BURST_S, _LEAST_BURST = 1e-3, 3200
 #: Period in which a slowed host stops and runs once, seconds.
@@ -86,6 +86,13 @@ def testbed_missing(*, ssh: bool = True) -> str | None:
         env={**os.environ, "PATH": TOOL_PATH},
     )
     return f"the kernel refuses: {tried.stderr.strip()}" if tried.returncode else None
+
+
+def shares_of(processors: Sequence[int], hosts: int) -> list[Sequence[int]]:
+    """Divide processors among hosts: as many for each; hosts share one where there are too few."""
+    each = max(len(processors) // hosts, 1)
+    starts = (host * each % len(processors) for host in range(hosts))
+    return [processors[start : start + each] for start in starts]
 
 
 class Testbed:
@@ -137,7 +144,9 @@ class Testbed:
         with self._exit as exit_now:
             switch = self._switch = self._open("testbed-switch")
             _ip(switch, "link add name bridge type bridge", "link set dev bridge up")
-            self._boxes = [self._open(name) for name in self.hosts]
+            shares = shares_of(sorted(os.sched_getaffinity(0)), len(self.hosts))
+            for name, share in zip(self.hosts, shares, strict=True):
+                self._boxes.append(self._open(name, share))
             for index in range(len(self.hosts)):
                 self._plug(index, switch)
             self._start_hosts()
@@ -153,8 +162,8 @@ class Testbed:
         self._exit.close()
         self._boxes, self._switch = [], None
 
-    def _open(self, name: str) -> Box:
-        box = Box(name, processes=self._ssh)
+    def _open(self, name: str, processors: Sequence[int] | None = None) -> Box:
+        box = Box(name, processes=self._ssh, processors=processors)
         self._exit.callback(box.close)
         return box
 

@@ -16,6 +16,7 @@ import pytest
 
 from hvd_autosync.launch.command import OPEN_MPI_5_BINDING, open_mpi_major
 from hvd_autosync.testing import Testbed, TestbedError, testbed_missing
+from hvd_autosync.testing.testbed import shares_of
 
 pytestmark = [
     pytest.mark.cluster,
@@ -169,6 +170,30 @@ def test_each_host_sees_only_its_own_processes_and_shared_memory(bed: Testbed) -
     assert sleeper.wait(5) == -signal.SIGTERM
     said(bed, "touch", "/dev/shm/mine", host=1)
     assert said(bed, "ls", "/dev/shm") == ""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it needs two processors")
+def test_each_host_has_its_own_processors(bed: Testbed) -> None:
+    look = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
+    first, second = (set(said(bed, *look, host=host).split()) for host in (0, 1))
+    assert first and second and not first & second
+    over_ssh = ["ssh", "-o", "StrictHostKeyChecking=no", bed.hosts[1], sys.executable]
+    assert set(said(bed, *over_ssh, "-c", f"'{look[2]}'").split()) == second
+
+
+@pytest.mark.parametrize(
+    ("hosts", "processors", "shares"),
+    [
+        (2, [0, 1], [[0], [1]]),
+        (2, [4, 5, 6, 7, 9], [[4, 5], [6, 7]]),
+        (3, [0, 1], [[0], [1], [0]]),
+        (2, [3], [[3], [3]]),
+    ],
+)
+def test_hosts_have_equally_many_processors(
+    hosts: int, processors: list[int], shares: list[list[int]]
+) -> None:
+    assert shares_of(processors, hosts) == shares
 
 
 def test_commands_keep_environment_and_folder(bed: Testbed, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -55,6 +56,13 @@ def test_hosts_of_a_user_have_names_networks_and_a_rate(command: list[str]) -> N
     assert seen[:2] == ["testhost0", "198.18.0.1"] and seen[3:5] == ["testhost1", "198.18.0.2"]
     assert seen[2] != seen[5]
     assert "rate 100Mbit" in seen[6]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it needs two processors")
+def test_hosts_of_a_user_have_their_own_processors(command: list[str]) -> None:
+    look = "grep Cpus_allowed_list /proc/self/status"
+    _, first, second = said(command, f"{look}; ssh testhost1 {look}")
+    assert first != second
 
 
 def test_the_stand_in_passes_on_words_input_and_status(command: list[str]) -> None:
