@@ -70,6 +70,7 @@ EXCHANGES: dict[str, ExchangePlan | None] = {
     "rows, hierarchical": replace(_all(_HIERARCHICAL, 4), embedding=_ROWS),
     "sharded": ExchangePlan(4, embedding=_SHARDED, large=_SHARDED),
     "factors": ExchangePlan(4, large=ClassPlan("factors")),
+    "factors, hierarchical": ExchangePlan(4, large=ClassPlan("hierarchical_factors")),
     "factors, lossless": ExchangePlan(4, large=ClassPlan("factors", lossless=True)),
     "priority": ExchangePlan(order="priority"),
     "lossless": _all(ClassPlan(lossless=True), 4),

@@ -17,8 +17,13 @@ EMBEDDING, LARGE, REST = PARAMETER_CLASSES = ("embedding", "large", "rest")
 #: Class -> names of its parameters, ``*`` and ``?`` allowed; the first matching class counts.
 Classes: TypeAlias = Mapping[str, tuple[str, ...]]
 
+#: Exchanges of what gradients of linear layers are products of: among all ranks at once, and across
+#: hosts before it is within them.
+FACTORS, HIERARCHICAL_FACTORS = BY_FACTORS = ("factors", "hierarchical_factors")
+#: Exchanges that need several hosts with several ranks each, equally many.
+OF_TWO_LEVELS = ("hierarchical", HIERARCHICAL_FACTORS)
 #: Exchanges of shards of parameters, and of gradients that are not averages of replicas.
-NOT_FOR_REPLICAS = ("sharded", "factors")
+NOT_FOR_REPLICAS = ("sharded", *BY_FACTORS)
 #: A matrix counts as an embedding if a batch touches at most this share of its rows.
 _FEW_ROWS = 0.5
 #: Least bytes of an embedding or a large matrix; smaller ones gain nothing from a separate class.
@@ -30,13 +35,14 @@ class ClassPlan:
     """The exchange of one class's gradients.
 
     Attributes:
-        exchange: ``allreduce``, ``hierarchical``, ``sharded``, ``rows`` or ``factors``.
+        exchange: ``allreduce``, ``hierarchical``, ``sharded``, ``rows``, ``factors`` or
+            ``hierarchical_factors``.
         slices: Number of slices into which each tensor is cut.
         codec: ``none`` or the name of a codec.
         ratio: Share of the elements that the codec ``topk`` sends.
         rank: Rank of the codec ``powersgd``.
-        lossless: Whether ``allreduce`` and ``hierarchical``, without a codec, and ``factors`` send
-            lossless codes.
+        lossless: Whether ``allreduce`` and ``hierarchical``, without a codec, and exchanges by
+            factors send lossless codes.
     """
 
     exchange: str = "allreduce"
@@ -86,6 +92,11 @@ class ExchangePlan:
         return self._has("hierarchical")
 
     @property
+    def even_levels(self) -> bool:
+        """Whether the plan fits only several hosts with several ranks each, equally many."""
+        return self._has(*OF_TWO_LEVELS)
+
+    @property
     def sharded(self) -> bool:
         """Whether ranks own shards of parameters."""
         return self._has("sharded")
@@ -93,21 +104,21 @@ class ExchangePlan:
     @property
     def by_factors(self) -> bool:
         """Whether gradients of linear layers are sent by factors."""
-        return self._has("factors")
+        return self._has(*BY_FACTORS)
 
     @property
     def lossy(self) -> bool:
         """Whether a class has a lossy codec."""
         return any(self.of(name).codec != "none" for name in PARAMETER_CLASSES)
 
-    def _has(self, exchange: str) -> bool:
-        return any(self.of(name).exchange == exchange for name in PARAMETER_CLASSES)
+    def _has(self, *exchanges: str) -> bool:
+        return any(self.of(name).exchange in exchanges for name in PARAMETER_CLASSES)
 
 
 def replicated(plan: ExchangePlan) -> ExchangePlan:
     """Return ``plan`` for replicas that may train apart, with all parameters on every rank.
 
-    The exchanges ``sharded`` and ``factors`` become ``allreduce``, and no update is deferred.
+    The exchange ``sharded`` and those by factors become ``allreduce``, and no update is deferred.
     """
     embedding, large, rest = (
         replace(own, exchange="allreduce") if own.exchange in NOT_FOR_REPLICAS else own

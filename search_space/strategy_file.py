@@ -22,6 +22,7 @@ from typing import Any
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.catalogue import catalogue_knob
 from hvd_autosync.search_space.exchange_plan import (
+    OF_TWO_LEVELS,
     PARAMETER_CLASSES,
     REST,
     Classes,
@@ -164,10 +165,10 @@ def check_fits(
     for name in PARAMETER_CLASSES:
         knob = class_knob(name, "exchange")
         uneven = len(hosts) < 2 or len(slots) > 1 or slots == {1}
-        if strategy.get(knob) == "hierarchical" and uneven:
+        if strategy.get(knob) in OF_TWO_LEVELS and uneven:
             layout = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
             raise SpaceError(
-                f"{knob} = 'hierarchical' does not fit the hosts {layout}",
+                f"{knob} = {strategy[knob]!r} does not fit the hosts {layout}",
                 hint="It needs several hosts with the same number of slots, two or more.",
             )
 

@@ -109,19 +109,14 @@ def _running(values: FloatArray, members: BoolArray) -> FloatArray:
 
 def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
     """Return a string per strategy, shape ``(c,)``; classes with equal strings share a plan."""
-    exchange, codec = _others(name, columns), columns.words(class_knob(name, "codec"))
+    exchange = columns.exchanges_beside_factors(name)
+    codec = columns.words(class_knob(name, "codec"))
     plan = np.char.add(np.char.add(exchange, "/"), codec)
     plan = np.char.add(plan, np.where(columns.lossless(name), "/lossless", ""))
     if name == REST:
         return plan
     ratio = columns.numbers(class_knob(name, "ratio")).astype(np.str_)
     return np.where(codec == "topk", np.char.add(plan, ratio), plan)
-
-
-def _others(name: str, columns: Columns) -> npt.NDArray[np.str_]:
-    """Return the exchange of a class's gradients that are not sent by factors, shape ``(c,)``."""
-    exchange = columns.exchanges(name)
-    return np.where(exchange == "factors", "allreduce", exchange)
 
 
 def _gathers(name: str, columns: Columns) -> BoolArray:
@@ -134,6 +129,7 @@ def _gathers(name: str, columns: Columns) -> BoolArray:
 
 def _is_plain(name: str, columns: Columns) -> BoolArray:
     """Return whether Horovod itself fuses gradients of a class, shape ``(c,)``."""
-    exchange, codec = _others(name, columns), columns.words(class_knob(name, "codec"))
+    exchange = columns.exchanges_beside_factors(name)
+    codec = columns.words(class_knob(name, "codec"))
     plain: BoolArray = (exchange == "allreduce") & (codec == "none") & ~columns.lossless(name)
     return plain

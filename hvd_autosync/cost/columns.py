@@ -13,7 +13,7 @@ from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import SearchSpace, Value
 from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.conditions import active
-from hvd_autosync.search_space.exchange_plan import NOT_FOR_REPLICAS, class_knob
+from hvd_autosync.search_space.exchange_plan import BY_FACTORS, NOT_FOR_REPLICAS, class_knob
 
 #: The default of each knob whose declaration names a term. The cost model has no other inputs.
 _DEFAULTS = {spec.name: spec.knob.default for spec in REGISTRY if spec.cost}
@@ -129,11 +129,16 @@ class Columns:
         asked = self.words(class_knob(parameter_class, "exchange"))
         return np.where(self.replicated & np.isin(asked, NOT_FOR_REPLICAS), "allreduce", asked)
 
+    def exchanges_beside_factors(self, parameter_class: str) -> npt.NDArray[np.str_]:
+        """Return that of gradients that are no products of factors, shape ``(c,)``."""
+        asked = self.exchanges(parameter_class)
+        return np.where(np.isin(asked, BY_FACTORS), "allreduce", asked)
+
     def lossless(self, parameter_class: str) -> BoolArray:
         """Return whether one class's gradients travel as lossless codes, shape ``(c,)``."""
         asked = self.words(class_knob(parameter_class, "lossless")) == "True"
         uncoded = self.words(class_knob(parameter_class, "codec")) == "none"
-        known = ("allreduce", "hierarchical", "factors")
+        known = ("allreduce", "hierarchical", *BY_FACTORS)
         found: BoolArray = asked & uncoded & np.isin(self.exchanges(parameter_class), known)
         return found
 

@@ -20,7 +20,15 @@ from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import Resources
-from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
+from hvd_autosync.search_space.exchange_plan import (
+    BY_FACTORS,
+    EMBEDDING,
+    FACTORS,
+    HIERARCHICAL_FACTORS,
+    LARGE,
+    REST,
+    class_knob,
+)
 
 #: Bytes of an element with a codec; int8 has a scale of four bytes per 256 elements
 #: (``runtime/exchange/codecs.py``).
@@ -50,7 +58,13 @@ _TOPK_PASSES = 3.5, 5.5
 #: All bytes of any gradient.
 _WHOLE: FloatArray = np.ones((1, 1))
 #: Consecutive operations, including the participation check of ``runtime/exchange/dispatcher.py``.
-_OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0, "factors": 2.0}
+_OPERATIONS = {
+    "hierarchical": 4.0,
+    "sharded": 3.0,
+    "rows": 3.0,
+    FACTORS: 2.0,
+    HIERARCHICAL_FACTORS: 3.0,
+}
 #: Responses of an alltoall: it is never fused, and it first exchanges the sizes (``Alltoall`` in
 #: ``horovod/common/controller.cc``).
 _ALLTOALL_RESPONSES = 1.0
@@ -98,7 +112,7 @@ def exchange_costs(
     overall = resources.links.overall
     assert overall is not None, "the cost model needs measured links"
     size = gradients.size_bytes[own][:, None]
-    exchange = columns.exchanges(name)
+    exchange = columns.exchanges_beside_factors(name)
     codec = columns.words(class_knob(name, "codec"))
     in_parts = np.isin(codec, _BY_PARTS)
     device_share = _device_share(resources)
@@ -117,7 +131,7 @@ def exchange_costs(
     coded, summed = gradients.coded[own][:, None], gradients.summed[own][:, None]
     of_two = resources.world_size == 2
     coded_share = coded if of_two else _parts_share(resources, coded, summed)
-    flat = lossless & np.isin(exchange, ("allreduce", "factors"))
+    flat = lossless & (exchange == "allreduce")
     wire_s = np.where(flat, wire_s * coded_share, wire_s)
     operations = np.where(lossless, operations + _LOSSLESS_OPERATIONS - 1, operations)
     coding_s, all_bytes = gradients.coding_s[own][:, None], np.maximum(size, 1)
@@ -170,8 +184,13 @@ def exchange_costs(
     codes = asked & (gradients.coded_factors[own][:, None] < 1)
     factor_bytes = gradients.factor_bytes[own][:, None]
     sent = np.where(codes, gradients.coded_factors[own][:, None], 1.0) * factor_bytes
-    gathered = resources.world_size * sent / 2
-    wire_s = np.where(by_factors, gathered / overall.bandwidth_bytes_per_s, wire_s)
+    byte_s = np.full((1, len(columns)), 1 / overall.bandwidth_bytes_per_s)
+    by_two_levels = columns.exchanges(name) == HIERARCHICAL_FACTORS
+    if resources.even_levels and within is not None and across is not None:
+        # The slots of a host exchange at once with those of other hosts, then what they have.
+        gather_s = 1 / within.bandwidth_bytes_per_s + 1 / across.bandwidth_bytes_per_s
+        byte_s = np.where(by_two_levels, gather_s, byte_s)
+    wire_s = np.where(by_factors, resources.world_size * sent / 2 * byte_s, wire_s)
     sides = gradients.rows_of_matrix[own] + gradients.columns_of_matrix[own]
     batch = gradients.factor_bytes[own] / np.maximum(gradients.item_bytes[own] * sides, 1)
     product = device_share * (_FACTORS_PASSES + _FACTORS_ROW_PASSES * batch[:, None])
@@ -180,8 +199,9 @@ def exchange_costs(
     coding = np.where(codes, _FACTORS_CODING_PASSES * (1 + resources.world_size), 0.0)
     products = products + coding * factor_bytes / all_bytes
     passes = np.where(by_factors, products, passes)
-    operations = np.where(by_factors, _OPERATIONS["factors"], operations)
-    alone = np.where(by_factors, 0.0, alone)
+    gathers = np.where(by_two_levels, _OPERATIONS[HIERARCHICAL_FACTORS], _OPERATIONS[FACTORS])
+    operations = np.where(by_factors, gathers, operations)
+    alone = np.where(by_factors, np.where(by_two_levels, 2 * _ALLTOALL_RESPONSES, 0.0), alone)
     return ExchangeCosts(wire_s, operations, alone, passes)
 
 
@@ -211,7 +231,7 @@ def travels_by_factors(
     """
     gathered = resources.world_size * gradients.factor_bytes[own] / 2
     fewer = (gathered > 0) & (gathered < gradients.size_bytes[own])
-    chosen: npt.NDArray[np.bool_] = fewer[:, None] & (columns.exchanges(name) == "factors")
+    chosen: npt.NDArray[np.bool_] = fewer[:, None] & np.isin(columns.exchanges(name), BY_FACTORS)
     return chosen
 
 

@@ -14,7 +14,11 @@ from hvd_autosync.engine.study_options import excluded_for, load_restrictions, t
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
+from hvd_autosync.search_space.exchange_plan import (
+    HIERARCHICAL_FACTORS,
+    PARAMETER_CLASSES,
+    class_knob,
+)
 from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.fallbacks import without_excluded
@@ -25,11 +29,12 @@ from hvd_autosync.traces.location import has_secrets
 #: which delays all operations, also those of a training that ends up without it.
 NOT_LIVE_EXCHANGE = "hierarchical"
 #: Choices that an elastic job cannot have, as its ranks change without notice: a part of the states
-#: is on each rank, and steps are made later.
+#: is on each rank, steps are made later. So it is with those for as many ranks on each host.
 _OF_OWNERS, _DEFERRED = "sharded", "priority"
 _WHY_NOT_LIVE: dict[Value, str] = {
     NOT_LIVE_EXCHANGE: "needs process sets from the start",
     _OF_OWNERS: "would lose states with a rank",
+    HIERARCHICAL_FACTORS: "needs as many ranks on each host",
     _DEFERRED: "would lose steps with a rank",
 }
 
@@ -154,7 +159,9 @@ def choices_not_live(*, elastic: bool) -> dict[str, set[Value]]:
     Args:
         elastic: Whether the ranks of the job may change.
     """
-    choices: set[Value] = {NOT_LIVE_EXCHANGE, *[_OF_OWNERS] * elastic}
+    choices: set[Value] = {NOT_LIVE_EXCHANGE}
+    if elastic:
+        choices |= {_OF_OWNERS, HIERARCHICAL_FACTORS}
     unwanted = {class_knob(name, "exchange"): set(choices) for name in PARAMETER_CLASSES}
     return unwanted | ({"order": {_DEFERRED}} if elastic else {})
 

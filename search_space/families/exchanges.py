@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hvd_autosync.search_space.exchange_plan import (
+    BY_FACTORS,
     EMBEDDING,
+    FACTORS,
+    HIERARCHICAL_FACTORS,
     LARGE,
+    OF_TWO_LEVELS,
     REST,
     class_knob,
     factors_share,
@@ -119,11 +123,11 @@ def _exchange(parameter_class: str, *others: str, when: str, doc: str) -> KnobSp
 
     def narrow(knob: Knob, situation: Situation) -> Knob | None:
         assert isinstance(knob, CategoricalKnob)
-        absent = set() if situation.resources.even_levels else {"hierarchical"}
+        absent = set() if situation.resources.even_levels else {*OF_TWO_LEVELS}
         large = [p for p in situation.dense if p.name in situation.classes.get(LARGE, ())]
         ranks = situation.resources.world_size
         if not any(factors_share(p, ranks) < 1 for p in large):
-            absent.add("factors")
+            absent |= {*BY_FACTORS}
         choices = [choice for choice in knob.choices if choice not in absent]
         return knob.restrict(choices) if len(choices) > 1 else None
 
@@ -162,14 +166,17 @@ LARGE_EXCHANGE = _exchange(
     LARGE,
     "hierarchical",
     "sharded",
-    "factors",
+    FACTORS,
+    HIERARCHICAL_FACTORS,
     when="gradients of 256 KiB or more",
     doc="""
     is the exchange for gradients of large matrices. `factors` sends the inputs and output gradients
     of linear layers in place of their product. It matters if large linear layers meet small
     batches, on slow links. Measured: 6.2 times for a VGG-like model at 100 Mbit/s with two ranks on
     each of two hosts, with a seventeenth of the bytes; nothing for models whose batches have more
-    rows than their layers. With `hierarchical` each of two hosts with two ranks sends one byte for
+    rows than their layers. `hierarchical_factors` exchanges them across hosts before it does within
+    them: with two ranks on each of two hosts two thirds of the bytes of `factors`, in one operation
+    more. With `hierarchical` each of two hosts with two ranks sends one byte for
     each byte of gradients, while a ring sends 1.5. `sharded` saves each rank work and memory of the
     optimizer. Measured: `hierarchical` 1.18 to 1.49 at 100 Mbit/s, 1.06 to 1.15 at 300, at most 1.5
     by theory; `sharded` 0.70 to 0.85 at 50 and 100, because it sends more with two ranks per host

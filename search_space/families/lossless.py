@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
+from hvd_autosync.search_space.exchange_plan import BY_FACTORS, EMBEDDING, LARGE, REST, class_knob
 from hvd_autosync.search_space.knob_spec import KnobSpec, PlanField, Situation
 from hvd_autosync.search_space.knobs import Condition, categorical_knob
 from hvd_autosync.search_space.repeating import repeating_classes
@@ -15,7 +15,7 @@ def _lossless(parameter_class: str, which: str, *, when: str, doc: str) -> KnobS
         return situation.model.wrapped and parameter_class in repeating
 
     exchange = class_knob(parameter_class, "exchange")
-    coded = ("allreduce", "hierarchical", *(("factors",) if parameter_class == LARGE else ()))
+    coded = ("allreduce", "hierarchical", *(BY_FACTORS if parameter_class == LARGE else ()))
     return KnobSpec(
         categorical_knob(
             class_knob(parameter_class, "lossless"),

@@ -385,6 +385,23 @@ def test_factors_pay_on_accelerators(slow_network: Resources) -> None:
     assert fp16 == CostModel(vgg, hosts).prepare(Columns.of(strategies[2:3])).host_s
 
 
+def test_factors_over_two_levels_leave_a_host_fewer_times(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    """Of two hosts of two ranks, two messages leave a host, where a ring carries three."""
+    table, matrix, *_ = model.parameters
+    layer = replace(model, parameters=(replace(matrix, factor_bytes=1_000_000),))
+    cost = CostModel(layer, slow_network)
+    flat, levels = (
+        wire_s(cost, {"large_exchange": each}) for each in ("factors", "hierarchical_factors")
+    )
+    assert levels / flat == pytest.approx(2 / 3, rel=0.01)
+    # What is no product of factors travels as with the other.
+    others = CostModel(replace(model, parameters=(table, matrix)), slow_network)
+    plain = wire_s(others, {})
+    assert wire_s(others, {"large_exchange": "hierarchical_factors"}) == plain
+
+
 def _repeating(model: ModelProfile, coded: float, summed: float) -> ModelProfile:
     table, matrix, *small = model.parameters
     matrix = replace(matrix, coded_share=coded, summed_share=summed)

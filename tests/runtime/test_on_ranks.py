@@ -158,7 +158,7 @@ GROUPS = {
     ),
     "two levels": Group(("cases_two_levels",), ("two levels",), wide=("case_adam",), slow=True),
     "switching": Group(("cases_switching",), ("two levels",), wide=("cases_switching",)),
-    "added levels": Group(("cases_added_levels",), ("two levels",)),
+    "added levels": Group(("cases_added_levels", "cases_factors_of_levels"), ("two levels",)),
     "reinitialize": Group(
         ("cases_reinitialize",),
         ("gloo", "mpi"),

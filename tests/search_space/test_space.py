@@ -157,6 +157,9 @@ def test_factors_where_they_are_fewer_bytes_than_a_ring(one_host: Resources) -> 
         )
         knob = build_space(ModelProfile(layers), resources)["large_exchange"]
         assert isinstance(knob, CategoricalKnob)
+        assert ("hierarchical_factors" in knob.choices) == (
+            resources.even_levels and "factors" in knob.choices
+        )
         return "factors" in knob.choices
 
     four = replace(one_host, hosts=(Host("a", 4),))
@@ -166,6 +169,8 @@ def test_factors_where_they_are_fewer_bytes_than_a_ring(one_host: Resources) -> 
     assert not offered(two, 0, 1024 * 256 * 4)
     assert not offered(four, 1024 * 256 * 4 - 4)
     assert offered(four, 1024 * 256 * 2 - 4)
+    levels = replace(one_host, hosts=(Host("a", 2), Host("b", 2)))
+    assert offered(levels, 1024 * 256 * 2 - 4) and not offered(levels, 1024 * 256 * 2)
 
 
 def test_lossless_codes_are_offered_where_bits_repeat(one_host: Resources) -> None:

@@ -112,11 +112,13 @@ def test_what_cannot_be_meant_is_refused(text: str, named: str) -> None:
 @pytest.mark.parametrize(
     "hosts", [(Host("a", 4),), (Host("a", 1), Host("b", 1)), (Host("a", 2), Host("b", 3))]
 )
-def test_two_levels_need_two_levels(hosts: tuple[Host, ...]) -> None:
-    strategy = Strategy({"rest_exchange": "hierarchical"})
+@pytest.mark.parametrize(
+    "strategy", [{"rest_exchange": "hierarchical"}, {"large_exchange": "hierarchical_factors"}]
+)
+def test_two_levels_need_two_levels(strategy: dict[str, str], hosts: tuple[Host, ...]) -> None:
     with pytest.raises(SpaceError, match="does not fit the hosts a:"):
-        check_fits(strategy, hosts, {})
-    check_fits(strategy, (Host("a", 2), Host("b", 2)), {})
+        check_fits(Strategy(strategy), hosts, {})
+    check_fits(Strategy(strategy), (Host("a", 2), Host("b", 2)), {})
 
 
 def test_knobs_that_the_job_decides_are_not_decided_twice() -> None:

@@ -132,18 +132,30 @@ def _are_there(sets: Mapping[_Key, ProcessSet]) -> bool:
     return all(registered.get(each.process_set_id) == each.ranks for each in horovods)
 
 
-def _make_sets() -> Mapping[_Key, ProcessSet]:
-    local, hosts = local_size(), cross_size()
-    if not is_homogeneous() or local < 2 or hosts < 2:
+def check_levels(exchange: str) -> None:
+    """Check that the job has several hosts with several ranks each, equally many.
+
+    Args:
+        exchange: What needs that.
+
+    Raises:
+        SpaceError: It has not.
+    """
+    if not is_homogeneous() or local_size() < 2 or cross_size() < 2:
         raise SpaceError(
-            f"exchange 'hierarchical' does not fit {size()} ranks, {local} of them on this host",
+            f"exchange {exchange!r} does not fit {size()} ranks, {local_size()} of them on this "
+            "host",
             hint="Use it with several hosts that have the same number of slots, two or more.",
         )
+
+
+def _make_sets() -> Mapping[_Key, ProcessSet]:
+    check_levels("hierarchical")
     if _MADE and _are_there(_MADE):
         return _MADE
     # Every rank adds all sets, in the same order.
     try:
-        return {key: add_process_set(ranks) for key, ranks in _members(_places()).items()}
+        return {key: add_process_set(ranks) for key, ranks in _members(hosts_and_slots()).items()}
     except ValueError as error:  # it was initialized without dynamic process sets
         raise SpaceError(
             f"this job has no process sets for the exchange 'hierarchical': {error}",
@@ -175,8 +187,8 @@ def _members(places: Sequence[tuple[int, int]]) -> dict[_Key, list[int]]:
     return members
 
 
-def _places() -> list[tuple[int, int]]:
-    """Host and slot of each rank, in order of rank."""
+def hosts_and_slots() -> list[tuple[int, int]]:
+    """Return host and slot of each rank, in order of rank; a collective."""
     own = torch.tensor([[cross_rank(), local_rank()]], device="cpu")
     places = allgather(own, name="hvd_autosync.places").tolist()
     return [(host, slot) for host, slot in places]

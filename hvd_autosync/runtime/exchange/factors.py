@@ -28,7 +28,8 @@ from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
 from hvd_autosync.runtime.exchange.changed_gradients import sum_of_bits
-from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
+from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps
+from hvd_autosync.runtime.exchange.gathering import Gathering
 from hvd_autosync.runtime.exchange.lossless import HEADER_BYTES, decode, encode, header_of, set_mark
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS, Form
@@ -97,7 +98,7 @@ class Message:
 
     @classmethod
     def decode_all(cls, encoded: torch.Tensor, shape: torch.Size) -> list[Message]:
-        """Return the messages of all ranks, in their order.
+        """Return the messages of all ranks, in the order in which they were gathered.
 
         Args:
             encoded: The messages one behind the other.
@@ -137,7 +138,7 @@ class FactorsBucket(Bucket):
         parameters: Its weight, and its bias if that is trained too.
         scaling: Factors of the reduction.
         rank: This rank.
-        size: Number of ranks.
+        gathering: How messages of all ranks are gathered.
         lossless: Whether messages travel as lossless codes, in steps in which these are shorter.
     """
 
@@ -150,14 +151,14 @@ class FactorsBucket(Bucket):
         parameters: Sequence[torch.nn.Parameter],
         scaling: Scaling,
         rank: int,
-        size: int,
+        gathering: Gathering,
         *,
         lossless: bool = False,
     ) -> None:
         super().__init__(name, parameters)
         self._layer: LinearLayer | None = layer
         self._scaling = scaling
-        self._rank, self._size = rank, size
+        self._rank, self._gathering = rank, gathering
         self._whole = [
             FlatBucket(f"{name}.{number}", (parameter,), Flat(scaling))
             for number, parameter in enumerate(self.parameters)
@@ -180,11 +181,14 @@ class FactorsBucket(Bucket):
             return
         own = self._own_message(self._layer)
         if self._coding is None:
-            encoded = yield gather(own, f"{self.name}.factors")
+            encoded = yield from self._gathering.gather(own, f"{self.name}.factors")
         else:
-            codes = yield gather(self._coded(own, self._coding), f"{self.name}.codes")
-            encoded = decode_messages(codes, {self._rank: own.cpu()}).to(own.device)
-        messages = Message.decode_all(encoded, self.parameters[0].shape)
+            coded = self._coded(own, self._coding)
+            codes = yield from self._gathering.gather(coded, f"{self.name}.codes")
+            known = {self._gathering.places[self._rank]: own.cpu()}
+            encoded = decode_messages(codes, known).to(own.device)
+        gathered = Message.decode_all(encoded, self.parameters[0].shape)
+        messages = [gathered[place] for place in self._gathering.places]
         self._layer.clear()
         self._compare_weights([message.checksum for message in messages])
         if all(message.status is Status.SENT for message in messages):
@@ -230,7 +234,7 @@ class FactorsBucket(Bucket):
         kinds = {each.inputs.dtype for each in message.passes}
         if len(kinds) > 1 or not kinds <= {*_DTYPES}:
             return Status.REFUSED
-        pay = _pay(message.passes, self.parameters[0], self._size)
+        pay = _pay(message.passes, self.parameters[0], len(self._gathering.places))
         return None if pay else Status.MORE
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_any, agree_most, agree_order
-from hvd_autosync.runtime.collectives.levels import two_levels
+from hvd_autosync.runtime.collectives.levels import check_levels, two_levels
 from hvd_autosync.runtime.collectives.operations import copies_to_host, rank
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
@@ -34,7 +34,12 @@ from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.linear import watch_linear
 from hvd_autosync.runtime.state.progress import Progress
-from hvd_autosync.search_space.exchange_plan import ExchangePlan, check_parameters
+from hvd_autosync.search_space.exchange_plan import (
+    BY_FACTORS,
+    HIERARCHICAL_FACTORS,
+    ExchangePlan,
+    check_parameters,
+)
 from hvd_autosync.util.weak_methods import once_gone
 
 _T = TypeVar("_T")
@@ -91,7 +96,7 @@ class GradientExchange(SyncMethod):
         self._owed = False
         self._planning = Planning(plan, names, scaling)
         self._linear = watch_linear(
-            p for p, (_, own) in names.items() if plan.of(own).exchange == "factors"
+            p for p, (_, own) in names.items() if plan.of(own).exchange in BY_FACTORS
         )
         self.dispatcher = Dispatcher(
             name,
@@ -349,6 +354,8 @@ def check_plan(plan: ExchangePlan, names: Mapping[torch.nn.Parameter, tuple[str,
     Raises:
         SpaceError: It does not.
     """
+    if plan.even_levels:
+        check_levels("hierarchical" if plan.two_levels else HIERARCHICAL_FACTORS)
     if plan.two_levels:
         two_levels()  # raises if there are none
     check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})

@@ -12,7 +12,7 @@ import torch
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.extensions import EXCHANGES
 from hvd_autosync.runtime.collectives.agreement import same_on_all
-from hvd_autosync.runtime.collectives.levels import two_levels
+from hvd_autosync.runtime.collectives.levels import hosts_and_slots, two_levels
 from hvd_autosync.runtime.collectives.operations import MOST_GATHERED_BYTES, rank, size
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import (
@@ -34,12 +34,20 @@ from hvd_autosync.runtime.exchange.exchanges import (
     own_bounds,
 )
 from hvd_autosync.runtime.exchange.factors import FactorsBucket
+from hvd_autosync.runtime.exchange.gathering import Gathering, LevelsGathering
 from hvd_autosync.runtime.exchange.lossless_sum import LosslessSum
 from hvd_autosync.runtime.exchange.rows import RowsBucket
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.patches.linear import LinearLayer
-from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
+from hvd_autosync.search_space.exchange_plan import (
+    BY_FACTORS,
+    HIERARCHICAL_FACTORS,
+    LARGE,
+    ClassPlan,
+    ExchangePlan,
+    matrix_shape,
+)
 
 #: Size of buckets, bytes, for what Horovod cannot fuse, if the plan has no number of buckets.
 _BUCKET_BYTES = 8 * 1024 * 1024
@@ -79,7 +87,7 @@ class Planning:
     ) -> list[Bucket]:
         """Return the buckets for parameters in the order in which their gradients arrive.
 
-        A collective under PowerSGD.
+        A collective under PowerSGD, and with factors over two levels.
 
         Args:
             order: Every parameter, once.
@@ -90,7 +98,8 @@ class Planning:
         low_rank = [p for p in order if self._plan.of(self._names[p][1]).codec == "powersgd"]
         alike = not low_rank or _multiply_alike(low_rank[0].device, self._name(low_rank[0]))
         lanes: dict[_Lane, list[torch.nn.Parameter]] = {}
-        buckets: list[Bucket] = [self._of_layer(layer) for layer in linear]
+        gathering = self._gathering() if linear else Gathering(size())
+        buckets: list[Bucket] = [self._of_layer(layer, gathering) for layer in linear]
         by_factors = {parameter for bucket in buckets for parameter in bucket.parameters}
         for parameter in order:
             if parameter in by_factors:
@@ -98,7 +107,7 @@ class Planning:
             plan = self._plan.of(self._names[parameter][1])
             if plan.codec == "powersgd" and not alike:
                 plan = replace(plan, codec="none")
-            if plan.exchange == "factors":  # it belongs to no linear layer
+            if plan.exchange in BY_FACTORS:  # it belongs to no linear layer
                 plan = replace(plan, exchange="allreduce")
             if plan.exchange in ("rows", "sharded") and parameter.dtype == torch.float16:
                 plan = replace(plan, exchange="allreduce")  # sums of Horovod's may overflow
@@ -124,12 +133,17 @@ class Planning:
             buckets += self._of_lane(plan, members, total)
         return buckets
 
-    def _of_layer(self, layer: LinearLayer) -> Bucket:
+    def _gathering(self) -> Gathering:
+        if self._plan.of(LARGE).exchange == HIERARCHICAL_FACTORS:
+            return LevelsGathering(hosts_and_slots(), rank())
+        return Gathering(size())
+
+    def _of_layer(self, layer: LinearLayer, gathering: Gathering) -> Bucket:
         parameters = [p for p in (layer.weight, layer.bias) if p is not None]
         name = self._name(parameters[0])
         lossless = self._plan.of(self._names[parameters[0]][1]).lossless
         return FactorsBucket(
-            name, layer, parameters, self._scaling, rank(), size(), lossless=lossless
+            name, layer, parameters, self._scaling, rank(), gathering, lossless=lossless
         )
 
     def _of_lane(

@@ -22,6 +22,7 @@ from hvd_autosync.runtime.exchange.factors import (
     decode_messages,
     encode_message,
 )
+from hvd_autosync.runtime.exchange.gathering import Gathering
 from hvd_autosync.runtime.exchange.lossless import encode
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS, Form
 from hvd_autosync.runtime.patches.linear import LinearPass, watch_linear
@@ -61,7 +62,9 @@ def test_a_weight_may_lie_anywhere_in_other_memory() -> None:
         with torch.no_grad():
             memory[offset : offset + 12] = torch.linspace(-1, 1, 12)
         weight = nn.Parameter(memory[offset : offset + 12].view(3, 4))
-        bucket = FactorsBucket("w", watch_linear([weight])[weight], [weight], Scaling(), 0, RANKS)
+        bucket = FactorsBucket(
+            "w", watch_linear([weight])[weight], [weight], Scaling(), 0, Gathering(RANKS)
+        )
         return bucket._checksum()
 
     assert checksum(1) == checksum(0) != 0
@@ -130,7 +133,7 @@ def test_lengths_of_codes_repeat() -> None:
 def test_a_message_without_factors_is_no_evidence_for_codes() -> None:
     weight = nn.Parameter(torch.zeros(16, 8))
     layer = watch_linear([weight])[weight]
-    bucket = FactorsBucket("w", layer, [weight], Scaling(), 0, RANKS, lossless=True)
+    bucket = FactorsBucket("w", layer, [weight], Scaling(), 0, Gathering(RANKS), lossless=True)
     backoff = bucket._coding
     assert backoff is not None
     for _ in range(2):

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks, calls
 from hvd_autosync.runtime.exchange import deferred_update
@@ -195,6 +196,20 @@ def test_an_operation_that_fails_ends_all(case: Case, at: int, begin: Any) -> No
     outcomes = ranks.outcomes(lambda: training(case, begin))
     failed = [isinstance(each, CollectiveError) for each in outcomes]
     assert all(failed) or not any(failed)
+
+
+@pytest.mark.parametrize("exchange", ["hierarchical", "hierarchical_factors"])
+def test_two_levels_need_several_hosts(exchange: str, begin: Any) -> None:
+    plan = SyncPlan(ExchangePlan(large=ClassPlan(exchange)), {"large": ("p0",)})
+
+    def body() -> str:
+        with pytest.raises(SpaceError) as refused:
+            begin(_SHAPES, plan)
+        return refused.value.message
+
+    said = f"exchange {exchange!r} does not fit 4 ranks, 4 of them on this host"
+    assert ThreadRanks(4, hosts=1).run(body) == [said] * 4
+    ThreadRanks(4, hosts=2).run(lambda: begin(_SHAPES, plan) and None)
 
 
 def test_updates_are_deferred(begin: Any) -> None:

@@ -32,7 +32,8 @@ CLASSES = {"large": ("*",)}
 
 @contextlib.contextmanager
 def by_factors(**knobs):
-    with strategy(CLASSES, large_exchange="factors", **knobs):
+    exchange = "hierarchical_factors" if hvd.cross_size() > 1 else "factors"
+    with strategy(CLASSES, large_exchange=exchange, **knobs):
         yield
 
 
