@@ -28,8 +28,21 @@ def arithmetic(device: torch.device) -> list[str | int]:
     else:
         place = [_processor(), torch.backends.cpu.get_cpu_capability(), platform.machine()]
     chosen = [f"{name}={os.environ.get(name, '')}" for name in _VARIABLES]
-    precision = torch.get_float32_matmul_precision()
-    return [torch.__version__, torch.get_num_threads(), precision, *chosen, *place]
+    return [torch.__version__, torch.get_num_threads(), *_precisions(), *chosen, *place]
+
+
+def _precisions() -> list[str]:
+    """Return in which type products of float32 are made.
+
+    Since torch 2.9 each backend has its own, and the getter of all raises once one was set.
+    """
+    backends = (torch.backends, torch.backends.cuda.matmul, _matmul_of_mkldnn())
+    own = [getattr(each, "fp32_precision", None) for each in backends]
+    return [torch.get_float32_matmul_precision()] if None in own else [str(each) for each in own]
+
+
+def _matmul_of_mkldnn() -> object:
+    return getattr(torch.backends.mkldnn, "matmul", None)
 
 
 def _processor() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -22,6 +24,26 @@ def test_a_library_that_was_told_to_multiply_otherwise_is_another(
     assert arithmetic(CPU) == before
     monkeypatch.setenv(variable, value)
     assert arithmetic(CPU) != before
+
+
+#: In a process of its own: what a script has set stays.
+_PRECISIONS = """
+import torch
+from hvd_autosync.runtime.measure.arithmetic import arithmetic
+found = [arithmetic(torch.device("cpu"))]
+for each in (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul, torch.backends):
+    each.fp32_precision = "tf32"
+    found.append(arithmetic(torch.device("cpu")))
+print(len({tuple(each) for each in found}))
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="this torch has one precision for all"
+)
+def test_a_precision_of_products_counts(run_python: Callable[[str], str]) -> None:
+    """torch's getter for all backends raises where a script has set that of one."""
+    assert run_python(_PRECISIONS) == "4\n"
 
 
 def test_so_are_other_threads() -> None:
