@@ -13,6 +13,7 @@ from hvd_autosync.runtime.patches.linear import (
     is_product,
     product,
     watch_linear,
+    watched,
 )
 
 
@@ -31,7 +32,10 @@ class FactorMeter:
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._layers = watch_linear(p for p in parameters if p.requires_grad)
+        trained = [p for p in parameters if p.requires_grad]
+        #: Those whose passes an exchange by factors will send.
+        self._used = {p for p in trained if watched(p) is not None}
+        self._layers = watch_linear(trained)
         #: ``None``: of a weight that had other gradients, too.
         self._bytes: dict[torch.nn.Parameter, FactorBytes | None] = {}
         self._finite = True
@@ -42,8 +46,9 @@ class FactorMeter:
         self, weight: torch.nn.Parameter, layer: LinearLayer
     ) -> Callable[[torch.Tensor], None]:
         def arriving(gradient: torch.Tensor) -> None:
-            passes, so_far = list(layer.passes), self._bytes.get(weight, FactorBytes())
-            layer.clear()
+            passes, so_far = list(layer.latest), self._bytes.get(weight, FactorBytes())
+            if weight not in self._used:
+                layer.clear()
             if gradient.is_sparse:
                 self._bytes[weight] = None
             elif not bool(gradient.isfinite().all()):

@@ -83,12 +83,14 @@ class LinearLayer:
         bias: Its bias, once it was called with one.
         passes: Passes whose output gradients are known and that have reached the weight's
             gradient, in the order of backward.
+        latest: Those of the last backward pass.
     """
 
     def __init__(self, weight: torch.nn.Parameter) -> None:
         self._weight = weakref.ref(weight)
         self.bias: torch.nn.Parameter | None = None
         self.passes: list[LinearPass] = []
+        self.latest: list[LinearPass] = []
         #: Passes of a backward pass, by its number, that may not be about this weight.
         self._arrived: list[tuple[int, LinearPass]] = []
         # Backward runs hooks in one thread for each device.
@@ -107,7 +109,7 @@ class LinearLayer:
     def clear(self) -> None:
         """Forget all passes."""
         with self._lock:
-            self.passes, self._arrived = [], []
+            self.passes, self.latest, self._arrived = [], [], []
 
     def called(
         self, inputs: torch.Tensor, bias: torch.Tensor | None, outputs: torch.Tensor
@@ -150,8 +152,8 @@ class LinearLayer:
         now = torch._C._current_graph_task_id()
         with self._lock:
             # The others belong to gradients of something else, as of inputs alone.
-            reached = [passed for task, passed in self._arrived if task == now]
-            self.passes = [*self.passes, *reached][-_MOST_PASSES:]
+            self.latest = [passed for task, passed in self._arrived if task == now]
+            self.passes = [*self.passes, *self.latest][-_MOST_PASSES:]
             self._arrived = []
 
 
@@ -171,12 +173,16 @@ def watch_linear(weights: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Paramet
     for weight in weights:
         if weight.dim() != 2 or weight.dtype is torch.float16:
             continue
-        layer = _WATCHED.get(id(weight))
-        if layer is None or layer.weight is not weight:
-            layer = LinearLayer(weight)
+        layer = watched(weight) or LinearLayer(weight)
         layer.clear()
         layers[weight] = layer
     return layers
+
+
+def watched(weight: torch.nn.Parameter) -> LinearLayer | None:
+    """Return the layer of a weight that somebody watches."""
+    layer = _WATCHED.get(id(weight))
+    return layer if layer is not None and layer.weight is weight else None
 
 
 def product(passes: Sequence[LinearPass], dtype: torch.dtype, *, bias: bool) -> torch.Tensor:

@@ -85,6 +85,14 @@ def test_gradients_that_are_no_products() -> None:
     assert set(unused) == {"second.weight"}
 
 
+def test_an_exchange_keeps_its_passes_while_they_are_measured() -> None:
+    model = Net()
+    used = watch_linear([model.first.weight])[model.first.weight]
+    found = measured(model)
+    assert set(found) == {"first.weight", "second.weight"}
+    assert len(used.passes) == 3  # of all backward passes, until the exchange has sent them
+
+
 def test_a_gradient_that_overflows_is_no_evidence() -> None:
     model, x = Net(), torch.randn(ROWS, 8)
     meter = FactorMeter(model.parameters())
