@@ -99,6 +99,10 @@ def _generators(shifted: Callable[[Any], Any]) -> dict[type, type]:
             super().manual_seed(number)
             return number
 
+    # pickle takes only classes that it finds by their names.
+    Random.__module__, Random.__qualname__ = "random", "Random"
+    RandomState.__module__, RandomState.__qualname__ = "numpy.random", "RandomState"
+    Generator.__module__, Generator.__qualname__ = "torch", "Generator"
     return {random.Random: Random, np.random.RandomState: RandomState, torch.Generator: Generator}
 
 

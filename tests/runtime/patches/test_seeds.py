@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 DRAWS = """
-import json, os, random, sys
+import json, os, pickle, random, sys
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -51,6 +51,14 @@ def draws(seed, rank):
         isinstance(np.random.mtrand._rand, np.random.RandomState),
         isinstance(random._inst, random.Random),
     ]
+    # As a loader does that starts its workers by spawn.
+    generators = [random.Random(3), np.random.RandomState(3), torch.Generator().manual_seed(3)]
+    copies = [pickle.loads(pickle.dumps(each)) for each in generators]
+    seeded["copies"], expected = (
+        [python.random(), state.rand(), torch.rand(1, generator=own).item()]
+        for python, state, own in (copies, generators)
+    )
+    kinds.append(seeded["copies"] == expected)
     print(json.dumps([unseeded, seeded, kinds, numbered]), flush=True)
 
 for process in sys.argv[1:]:  # each forked once, after the imports, which take longer than the rest
