@@ -163,7 +163,7 @@ class Planning:
     ) -> list[Bucket]:
         own = sum(map(_bytes, members))
         if self._plan.buckets and plan.codec != "powersgd":  # powersgd needs single matrices
-            count = max(round(self._plan.buckets * own / total), 1)
+            count = max(round(self._plan.buckets * own / max(total, 1)), 1)
         elif plan.codec == "powersgd" or plan.plain:
             count = len(members)
         else:

@@ -13,6 +13,8 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 def touched_rows(gradient: torch.Tensor) -> torch.Tensor:
     """Indices of the rows of ``gradient``, shape ``(rows, ...)``, that are not all zero."""
+    if not gradient.numel():
+        return torch.empty(0, dtype=torch.int64, device=gradient.device)
     rows = gradient.view(len(gradient), -1)
     if rows.element_size() in _INTEGERS:
         # Viewed as integers, zeros stay zero and other values nonzero; extremes of integers are
