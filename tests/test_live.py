@@ -159,8 +159,16 @@ def test_with_less_data_on_one_rank(forked_job: LiveJob) -> None:
 
 
 @pytest.mark.wide
-def test_two_optimizers(forked_job: LiveJob) -> None:
-    assert_finished(forked_job, forked_job.run("--two"))
+@pytest.mark.parametrize("losses", ["apart", "together"])
+def test_two_optimizers(forked_job: LiveJob, losses: str) -> None:
+    assert_finished(forked_job, forked_job.run("--two", losses))
+
+
+def test_one_rank_alone_is_trained(forked_job: LiveJob) -> None:
+    words = [forked_job.horovodrun, "-np", "1", "--gloo", *forked_job.script("--steps", "20")]
+    done = _run(words, forked_job.variables(live=True))
+    assert done.returncode == 0, done.stderr
+    assert "not tuned: the job has a single rank" in done.stdout + done.stderr
 
 
 @pytest.mark.mpi

@@ -26,7 +26,11 @@ parser.add_argument("--sleep", type=float, default=0.01)
 parser.add_argument("--uneven", action="store_true", help="rank 1 has less data in each epoch")
 parser.add_argument("--compression", action="store_true", help="of the script's own")
 parser.add_argument("--unordered", action="store_true", help="parameters are, on each rank")
-parser.add_argument("--two", action="store_true", help="two optimizers, as of a GAN")
+parser.add_argument(
+    "--two",
+    choices=["apart", "together"],
+    help="two optimizers: each with its own loss, as of a GAN, or both with one",
+)
 parser.add_argument(
     "--fails",
     choices=["raise", "catch", "own", "kill", "stop", "wait"],
@@ -102,9 +106,14 @@ def train_step(step):
     optimizer.zero_grad()
     output = model(torch.randn(16, 64, generator=generator))
     loss = output.pow(2).mean()
+    if arguments.two == "together":
+        second.zero_grad()
+        loss = loss + other(output).pow(2).mean()
     (loss * float("nan") if arguments.diverges and diverges_now() else loss).backward()
     optimizer.step()
-    if arguments.two:
+    if arguments.two == "together":
+        second.step()
+    if arguments.two == "apart":
         second.zero_grad()
         other(output.detach()).pow(2).mean().backward()
         second.step()

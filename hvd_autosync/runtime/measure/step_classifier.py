@@ -26,6 +26,13 @@ class StepClassifier:
         self._others_steps = 0
         self.marked = False
 
+    def count_next(self) -> None:
+        """Count the next other optimizer that steps, as where two step after one backward pass.
+
+        A step then ends with that one. Call it on all ranks, as the counted one has stepped.
+        """
+        self._others_steps = _PATIENCE
+
     def is_step(self, optimizer: Any) -> bool:
         """Return whether a step ends with this call of ``optimizer``'s."""
         if self.marked:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -69,6 +69,9 @@ class Synchronizer:
         self.method: SyncMethod = SyncMethod()
         self.guard = LossGuardHandler()
         self.chosen = False
+        #: The optimizer; none before :meth:`attach`, which is not called for one rank alone, nor
+        #: for an optimizer without parameters to train.
+        self._optimizer: Callable[[], Any] = lambda: None
         self._phase = TrainingPhase()
         #: Horovod's own exchange, if the optimizer begins with it.
         self._horovods: SyncMethod | None = None
@@ -186,8 +189,9 @@ class Synchronizer:
 
     def end_step(self) -> None:
         """A step was made, or one that was skipped is counted."""
-        if current.losses is not None:
-            current.losses.stepped(self._owner)
+        optimizer = self._optimizer()
+        if current.losses is not None and optimizer is not None:
+            current.losses.stepped(optimizer)
         self.method.on_step_end()
         if self._phase.now is not Phase.NO_BARRIER:
             self.guard.stepped(self.method, self._progress.agreed_step)

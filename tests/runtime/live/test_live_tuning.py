@@ -405,6 +405,29 @@ def test_begun_gradients_are_waited_for(attached: Attached) -> None:
     assert attached.by_rank[0] == attached.by_rank[1]
 
 
+def test_two_optimizers_that_step_after_one_backward_pass_are_tuned(attached: Attached) -> None:
+    """At the step of the first, gradients of the second one's step are there."""
+    helper = Helper(trial(FAST))
+
+    def body() -> None:
+        tuning = LiveTuning(helper if rank() == 0 else None)  # type: ignore[arg-type]
+        attached.tunings[rank()] = tuning
+        first, second = Optimizer(), Optimizer()
+        for each in (first, second):
+            tuning.optimizer_created(each, frozenset())
+        for _ in range(200):
+            for each in (first, second):
+                each._allreduce_delay["weight"] = 0
+            for each in (first, second):
+                each._allreduce_delay["weight"] = 1
+                tuning.optimizer_stepped(each)
+
+    ThreadRanks(2, seed=0).run(body)
+    (result,) = helper.results()
+    assert result.status is TrialStatus.COMPLETED
+    assert attached.counts[0] == 2 and attached.by_rank[0] == attached.by_rank[1]
+
+
 def test_where_gradients_are_always_begun_tuning_ends(
     attached: Attached, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,16 @@ pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setu
 from hvd_autosync.runtime import current  # noqa: E402
 from hvd_autosync.runtime.measure.losses import Losses  # noqa: E402
 from hvd_autosync.runtime.optimizer import optimizer as module  # noqa: E402
+from hvd_autosync.runtime.sync.synchronizer import Synchronizer  # noqa: E402
+from hvd_autosync.search_space.sync_plan import SyncPlan  # noqa: E402
+
+
+def test_an_optimizer_that_synchronizes_nothing_makes_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of one rank alone, and one without parameters to train, is attached to nothing."""
+    monkeypatch.setattr(current, "losses", Losses())
+    Synchronizer(SyncPlan()).end_step()
 
 
 def test_losses_are_told_which_optimizer_has_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
