@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvd_autosync.runtime.collectives.agreement import agree_steps, tell_all
+from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all, tell_all
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce, rank, size
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
@@ -183,8 +183,12 @@ class LocalSteps(Nested, JoinHook):
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective."""
+        alike = same_on_all([self.step, self._done], f"{self._name}.joined")
         self._progress.step = agree_steps(self.step, self._name)
         self._votes.last = self.step
+        if self.running and self._done and alike:
+            self._end_round(early=True)
+            return
         self._joined = self.running
         self._forget_round()
 

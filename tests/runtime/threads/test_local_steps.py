@@ -388,6 +388,30 @@ def test_a_rank_that_joins_before_the_last_step_of_a_round_is_in_its_average(beg
         torch.testing.assert_close(averaged, wanted, rtol=1e-5, atol=1e-4)
 
 
+def test_ranks_that_join_after_as_many_steps_have_their_average(begin: Any) -> None:
+    """In the middle of a round: what they learned apart is not lost, as without us."""
+
+    def body() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        own = rounds_begun(begin, ExchangePlan())
+        for _ in range(2):
+            own.next_step()
+        join()
+        for number in range(own.begun[0], own.begun[0] + 10):
+            for place, each in enumerate(own.begun[1]):
+                each -= _RATE * sum(gradient(r, number, place) for r in range(3)) / 3
+        assert own.method.replicas_in_sync
+        joined = own.values()
+        for _ in range(4):  # a whole round, from its beginning
+            own.next_step()
+        assert own.method.replicas_in_sync
+        return joined, own.begun[1]
+
+    joined = ThreadRanks(3).run(body)
+    for averaged, wanted in joined:
+        torch.testing.assert_close(averaged, wanted, rtol=1e-5, atol=1e-4)
+        assert all(map(torch.equal, averaged, joined[0][0]))
+
+
 def held_bytes(elements: int) -> int:
     """Bytes of all tensors of this process that are so large."""
     gc.collect()
