@@ -25,6 +25,7 @@ from hvd_autosync.runtime.collectives.operations import (
     Sum,
     allreduce,
     allreduce_async_,
+    once_per_rank,
     size,
     synchronize,
 )
@@ -85,14 +86,18 @@ class Guard(JoinHook):
 
     def about_to_join(self) -> None:
         """Wait for the sum of the last window."""
-        self._await_sent()
+        self.settle()
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective.
 
         Ranks with less data have missed windows, so all restart the tests. They may have missed
-        snapshots too.
+        snapshots too. Where all have made the same steps, as after most epochs, nothing is missed.
         """
+        seen = [self.step, *self._snapshots.steps, *map(list, sorted(self._losses.items()))]
+        if same_on_all(seen, f"{self._name}.joined"):
+            return
+        self._sent, self._losses = None, {}
         self._restart()
         if not same_on_all(self._snapshots.steps, f"{self._name}.snapshots"):
             self._snapshots.forget()
@@ -195,7 +200,7 @@ class Guard(JoinHook):
     def settle(self) -> None:
         """Wait for the sum that is under way, and keep it: nothing may be then."""
         if self._sent is not None and self._sent[1] is not None:
-            synchronize(self._sent[1])
+            _arrived(self._sent[1])
             self._sent = self._sent[0], None
 
     def _await_sent(self) -> None:
@@ -249,9 +254,11 @@ class Guard(JoinHook):
         try:
             if sent is not None:
                 if sent[1] is not None:
-                    synchronize(sent[1])
+                    _arrived(sent[1])
                 arrived = sent[0].tolist()
-            self._sent = sums, allreduce_async_(sums, name=self._name, op=Sum)
+            handle = allreduce_async_(sums, name=self._name, op=Sum)
+            _under_way().add(handle)
+            self._sent = sums, handle
         except CollectiveError:
             return None  # others have ended; if they are still needed, the next collective raises
         return arrived
@@ -263,6 +270,24 @@ class Guard(JoinHook):
                 "loss guard: no loss is seen, so this training is not guarded; call "
                 "hvd_autosync.report(loss) in every step"
             )
+
+
+@once_per_rank
+def _under_way() -> set[int]:
+    """Return the handles of sums under way; a guard may be gone before them, with its optimizer."""
+    return set()
+
+
+def _arrived(handle: int) -> None:
+    """Wait for a sum."""
+    _under_way().discard(handle)
+    synchronize(handle)
+
+
+def settle_all() -> None:
+    """Wait for the sums of guards that are gone; those of others are settled already."""
+    for handle in [*_under_way()]:
+        _arrived(handle)
 
 
 class _Sum:

@@ -15,7 +15,7 @@ from hvd_autosync.runtime.collectives.operations import local_rank, once_per_ran
 from hvd_autosync.runtime.collectives.settling import settle_before
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
-from hvd_autosync.runtime.guard.guard import Guard
+from hvd_autosync.runtime.guard.guard import Guard, settle_all
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.patches.backward import watch_backward
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LOSS_WINDOW
@@ -167,9 +167,8 @@ class LossGuardHandler:
 
     def end(self) -> None:
         """Guard no longer; nothing would wait for what the guard has sent."""
-        guard = self.guard
-        if guard is not None:
-            guard.about_to_join()
+        if self.guard is not None:
+            self.guard.settle()
         self.guard = None
 
     def _take_snapshot(self, guard: Guard) -> None:
@@ -206,6 +205,7 @@ def _settle_guards() -> None:
     for each in _GUARDS:
         if (guard := each()) is not None:
             guard.settle()
+    settle_all()
 
 
 def _warn_of_long_rounds(guard: Guard, steps: int) -> None:

@@ -99,8 +99,8 @@ class Seen:
     restored: tuple[float, int] | None = None
 
 
-def training(case: Case, wrapped: Any) -> Seen:
-    """Each step adds 1 to the only parameter."""
+def training(case: Case, wrapped: Any, epoch: int = 1000) -> Seen:
+    """Each step adds 1 to the only parameter; ranks join after each epoch of so many steps."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = wrapped([parameter], lr=1.0)
     guard, losses, seen = Guard("own", case.predicted()), Losses(), Seen()
@@ -115,6 +115,8 @@ def training(case: Case, wrapped: Any) -> Seen:
             break
         if guard.wants_snapshot:
             guard.take_snapshot(optimizer)
+        if (step + 1) % epoch == 0:
+            join()
     join()
     return seen
 
@@ -138,14 +140,44 @@ def reference(case: Case) -> Seen:
     return Seen()
 
 
-@given(case=cases())
+@given(case=cases(), epoch=st.sampled_from([3, 8, 21, 1000]))
 @settings(max_examples=80)
 def test_all_ranks_reject_what_the_means_of_all_losses_reject(
-    case: Case, wrapped: Any, monkeypatch: Any
+    case: Case, epoch: int, wrapped: Any, monkeypatch: Any
 ) -> None:
+    """Also where they join after each epoch, for which none has missed a window."""
     monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
-    seen = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, wrapped))
+    seen = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, wrapped, epoch))
     assert seen == [reference(case)] * case.ranks
+
+
+def test_ranks_keep_what_was_learned_together_or_not_at_all(wrapped: Any, monkeypatch: Any) -> None:
+    """Of the loss at the snapshot one rank has heard before it joined, the other has not."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+    predicted = LossPrediction((9.0, *(2.0,) * 9), (0.05,) * 10)
+
+    def body() -> tuple[bool, bool]:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([parameter], lr=1.0)
+        guard, losses = Guard("own", predicted), Losses()
+
+        def step(loss: float) -> bool:
+            losses.seen(torch.tensor(loss))
+            parameter.grad = torch.tensor([-1.0])
+            optimizer.step()
+            accepted = guard.stepped(losses)
+            if not guard.step % 100 or guard.step == 1:
+                guard.take_snapshot(optimizer)
+            return accepted
+
+        for _ in range(6 if rank() else 9):
+            step(9.0 if guard.step < _WINDOW else 2.0)
+        join()
+        rejected = any(not step(4.0) for _ in range(10 * _WINDOW))
+        return rejected, guard.keeps
+
+    seen = ThreadRanks(2).run(body)
+    assert seen[0] == seen[1] and seen[0][0]
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import unittest.mock
+import weakref
 
 import horovod.torch as hvd
 import torch
@@ -571,6 +572,26 @@ def case_under_a_loss_guard():
         again({CACHE: None})
     assert guard.step == 4 * LOSS_WINDOW
     assert windows == [0, 1, 2], (windows, said.getvalue())
+
+
+def case_after_a_loss_guard_is_gone():
+    """With its optimizer, as where a script wraps another one; its last sum is under way."""
+    model = Model()
+    coded = ClassPlan(codec="bf16")
+    with real_training(), plan(ExchangePlan(rest=coded, large=coded)):
+        optimizer = OURS(OPTIMIZERS["momentum"](groups_of(model)), model.named_parameters())
+        for number in range(LOSS_WINDOW + 1):
+            optimizer.zero_grad()
+            loss = loss_of(model, number)
+            hvd_autosync.report(loss)
+            loss.backward()
+            optimizer.step()
+        gone = weakref.ref(guard_of(optimizer))
+        del optimizer
+        gc.collect()
+        assert gone() is None
+        again({CACHE: "9"})
+        again({CACHE: None})
 
 
 def case_in_another_thread():
