@@ -42,7 +42,7 @@ print(len({tuple(each) for each in found}))
     not hasattr(torch.backends, "fp32_precision"), reason="this torch has one precision for all"
 )
 def test_a_precision_of_products_counts(run_python: Callable[[str], str]) -> None:
-    """torch's getter for all backends raises where a script has set that of one."""
+    """Torch's getter for all backends raises where a script has set that of one."""
     assert run_python(_PRECISIONS) == "4\n"
 
 
