@@ -17,7 +17,13 @@ from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, re
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.live.memory import free_bytes
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
-from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, ExchangePlan
+from hvd_autosync.search_space.exchange_plan import (
+    HIERARCHICAL_FACTORS,
+    LARGE,
+    PARAMETER_CLASSES,
+    Classes,
+    ExchangePlan,
+)
 from hvd_autosync.search_space.horovod_settings import (
     CYCLE_VARIABLE,
     horovod_settings,
@@ -115,12 +121,14 @@ def _copies(plan: ExchangePlan, ranks: int) -> float:
     """Return how many times the bytes of all gradients a plan may need beside them.
 
     An owner also keeps its share of the sums. Factors pay up to twice the gradient's bytes from all
-    ranks, of which a rank also keeps its own message.
+    ranks, of which a rank also keeps its own message; over two levels it sends as much within its
+    host as it receives there.
     """
+    sent = _COPIES if plan.of(LARGE).exchange == HIERARCHICAL_FACTORS else 0
     if any(plan.of(name).lossless for name in PARAMETER_CLASSES):
-        return _LOSSLESS_COPIES
+        return _LOSSLESS_COPIES + sent
     if plan.by_factors:
-        return _COPIES + 2 / ranks
+        return _COPIES + sent + 2 / ranks
     return _COPIES + 1 / ranks if plan.sharded else _COPIES
 
 

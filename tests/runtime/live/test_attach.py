@@ -21,6 +21,8 @@ CLASSES = {"large": ("weight",)}
         ({"large_lossless": True}, 4),
         ({"large_exchange": "factors", "large_lossless": True}, 4),
         ({"large_exchange": "factors"}, 3),
+        ({"large_exchange": "hierarchical_factors"}, 5),
+        ({"large_exchange": "hierarchical_factors", "large_lossless": True}, 6),
         ({"large_exchange": "sharded"}, 2.5),
         ({"buckets": 2}, 2),
         ({}, 0),
