@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_autosync.launch import namespaces
+from hvd_autosync.launch.stage import LAYERS
 from hvd_autosync.runtime.driver.processes import DAEMON_NAME
 from hvd_autosync.runtime.driver.wire import write_message
 
@@ -139,7 +140,7 @@ def _serve(task: DaemonTask) -> int:
 def _files(task: DaemonTask) -> Iterator[tuple[str, os.stat_result, bool]]:
     """Yield each written file: its path, its ``lstat``, and whether it existed before."""
     for number, folder in enumerate(task.folders):
-        upper = f"/proc/self/fd/{task.written}/upper/{number}"
+        upper = f"/proc/self/fd/{task.written}/{LAYERS}/upper/{number}"
         for path, _, names in os.walk(upper):
             for name in names:
                 file = os.path.join(path, name)
@@ -162,9 +163,8 @@ def _restore_paths(task: DaemonTask) -> None:
     """Move the kept files to their original paths, below the folder that keeps them."""
     kept = Path(f"/proc/self/fd/{task.written}")
     for number, folder in enumerate(task.folders):
-        _merge(kept / "upper" / str(number), kept / folder.lstrip("/"))
-    for name in ("upper", "work"):
-        shutil.rmtree(kept / name, ignore_errors=True)
+        _merge(kept / LAYERS / "upper" / str(number), kept / folder.lstrip("/"))
+    shutil.rmtree(kept / LAYERS, ignore_errors=True)
 
 
 def _merge(source: Path, target: Path) -> None:

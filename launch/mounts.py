@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from hvd_autosync.launch import namespaces
+from hvd_autosync.launch.stage import LAYERS
 
 #: File systems of the kernel, which hold no user files.
 _KERNEL = frozenset(
@@ -150,9 +151,9 @@ class PrivateRoot:
     def _overlay(self, path: str) -> bool:
         """Mount an overlay of ``path``; return whether that is possible."""
         number = len(self.folders)
-        upper, work = (f"{self._layers}/{kind}/{number}" for kind in ("upper", "work"))
+        upper, work = (f"{self._layers}/{LAYERS}/{kind}/{number}" for kind in ("upper", "work"))
         os.makedirs(upper)
-        os.makedirs(work)
+        os.makedirs(work, exist_ok=True)  # of a mount before that takes no overlay
         about = os.stat(path)
         os.chmod(upper, stat.S_IMODE(about.st_mode))
         if self._locked:

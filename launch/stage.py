@@ -12,6 +12,8 @@ import os
 import tempfile
 
 _PREFIX = "hvd-autosync-files-"
+#: Folder of a trial's overlays; beside it kept files lie at their own paths.
+LAYERS = ".hvd-autosync-layers"
 
 
 def make_stage(trial_id: str) -> str:

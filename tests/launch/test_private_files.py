@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from hvd_autosync.launch import namespaces, private_files
-from hvd_autosync.launch.mounts import read_mounts
+from hvd_autosync.launch import files_daemon, mounts, namespaces, private_files
+from hvd_autosync.launch.files_daemon import DaemonTask
+from hvd_autosync.launch.mounts import PrivateRoot, read_mounts
 from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder
 from hvd_autosync.launch.shared_paths import shared_paths
-from hvd_autosync.launch.stage import make_stage
+from hvd_autosync.launch.stage import LAYERS, make_stage
 from hvd_autosync.launch.sweep import sweep
 from hvd_autosync.runtime.driver.decoder import MessageDecoder
 from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
@@ -208,13 +209,47 @@ def test_what_is_to_be_kept_is_kept(trial: Callable[[], Trial], tmp_path: Path) 
     assert out == "", f"no trial sees what others have left: {err}"
     host = keep / one.name / os.uname().nodename
     deadline = time.monotonic() + 120
-    while (host / "work").exists() and time.monotonic() < deadline:
+    while (host / LAYERS).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     files = {str(path.relative_to(host)) for path in host.rglob("*") if path.is_file()}
     within = str(tmp_path).lstrip("/")
     assert files == {f"{within}/log", f"{within}/a/b/c"}
     assert (host / within / "log").read_text() == "1\n2\n"
     assert (tmp_path / "log").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("name", ["work", "upper"])
+def test_kept_files_may_lie_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    written = tmp_path / LAYERS / "upper" / "0" / name / "run"
+    written.mkdir(parents=True)
+    (tmp_path / LAYERS / "work" / "0").mkdir(parents=True)
+    (written / "model").write_text("x")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    files_daemon._restore_paths(
+        DaemonTask(0, "one", "key", -1, (), folder, ("/",), limit_bytes=0, kept=True)
+    )
+    os.close(folder)
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [
+        tmp_path / name / "run" / "model"
+    ]
+
+
+def test_a_mount_that_takes_no_overlay_does_not_stand_in_the_way_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a FAT file system, or on some network file systems."""
+    first, second, layers = (tmp_path / name for name in ("first", "second", "layers"))
+    for each in (first, second, layers):
+        each.mkdir()
+
+    def mount(path: str, *_: object, foreign: bool) -> None:
+        if path == str(first):
+            raise OSError(errno.EINVAL, "wrong fs type")
+
+    monkeypatch.setattr(mounts, "mount_overlay", mount)
+    root = PrivateRoot({}, (), "", "/root", str(layers), foreign=False, locked=False)
+    assert not root._overlay(str(first)) and root._overlay(str(second))
+    assert root.folders == [str(second)]
 
 
 def test_what_does_not_fit_is_reported(trial: Callable[[], Trial], tmp_path: Path) -> None:
