@@ -23,7 +23,12 @@ _NEEDING = {
 }
 #: The only options that have an effect beside one that runs no trials.
 _BESIDE = {
-    "recurring": ("allow", "space", "store", "dry_run", *_NEEDING["recurring"]),
+    "recurring": (
+        *("allow", "space", "store", "dry_run"),
+        *_NEEDING["recurring"],
+        # They decide whether the lossy winner of an earlier study may be used.
+        *("loss_tolerance", "goal", "quality_steps"),
+    ),
     "strategy": ("store", "dry_run"),
     "replay": ("store", "dry_run"),
 }

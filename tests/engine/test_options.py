@@ -131,6 +131,7 @@ def test_two_answers_to_one_question_are_refused(
         (("strategy=a.toml", "trials=3"), {}, "trials has no effect with --autosync-strategy"),
         (("strategy=a.toml", "space=b.toml"), {}, "space has no effect with --autosync-strategy"),
         (("replay=last", "goal=time-to-loss"), {}, "goal has no effect with --autosync-replay"),
+        (("recurring", "allow=codec", "quality-minutes=5"), {}, "quality-minutes has no effect"),
         (("recurring", "seed=1"), {}, "seed has no effect with --autosync-recurring"),
         (("mode=launched",), {"STRATEGY": "a.toml"}, "mode has no effect with --autosync-strategy"),
         (("mode=live", "replay=last"), {}, "mode has no effect with --autosync-replay"),
@@ -171,6 +172,9 @@ def test_variables_for_all_jobs_and_defaults_that_are_given_do_no_harm(
     [
         (("recurring", "target=0.9", "space=a.toml", "store=t.db", "dry-run"), {}),
         (("target=0.9",), {"RECURRING": "1"}),
+        # They decide whether the lossy winner of an earlier study may be used.
+        (("recurring", "allow=codec", "loss-tolerance=0.05"), {}),
+        (("recurring", "allow=codec", "goal=time-to-loss", "quality-steps=100"), {}),
         (("goal=steps", "allow=codec"), {}),
         (("strategy=a.toml", "store=t.db"), {"TRIALS": "3", "TARGET": "0.9"}),  # set for all jobs
     ],
