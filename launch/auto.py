@@ -22,6 +22,7 @@ from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
 from hvd_autosync.launch.watched_files import WatchedFiles
 from hvd_autosync.search_space import TrialResult, TrialSpec, TrialStatus
+from hvd_autosync.search_space.trial import OUT_OF_TIME
 
 #: Longest time for a launch and the imports of torch, possibly from a network file system.
 _LAUNCH_S = 60.0
@@ -148,6 +149,9 @@ class AutoRunner:
         """Repeat a failed trial without private files, to see whether these are the cause."""
         self._files.private = False
         again = self._run_watched(spec, _after(result, limits), progress)
+        if _ran_out(again):
+            self._files.private = True
+            return _instead_of(again, result)
         if again.status in (*_FAILED, TrialStatus.ENDED_EARLY):
             self._files.private = self._files.cleared = True
             return _instead_of(again, result)
@@ -167,6 +171,8 @@ class AutoRunner:
     ) -> TrialResult:
         """Repeat the failed first warm trial cold, to see whether forking is the cause."""
         again = self._run_cold(spec, _after(result, limits), progress)
+        if _ran_out(again):
+            return _instead_of(again, result)
         if again.status not in _FAILED:
             self._disable_warm(f"the script fails in a forked process ({result.reason})")
         return _instead_of(result, again)
@@ -205,6 +211,11 @@ def _check_temporary_folder() -> None:
 def _after(result: TrialResult, limits: Limits) -> Limits:
     """Return the limits of the repetition of a trial that has taken its time already."""
     return replace(limits, total_s=max(limits.total_s - _spent_s(result), 0.0))
+
+
+def _ran_out(repetition: TrialResult) -> bool:
+    """Return whether a repetition shows nothing, because no time was left for it."""
+    return repetition.status is TrialStatus.CUT_SHORT and repetition.reason == OUT_OF_TIME
 
 
 def _instead_of(discarded: TrialResult, result: TrialResult) -> TrialResult:

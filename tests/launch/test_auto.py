@@ -16,6 +16,7 @@ from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.search_space import Host, Strategy, TrialResult, TrialSpec, TrialStatus
+from hvd_autosync.search_space.trial import OUT_OF_TIME, PRUNED
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 
@@ -58,13 +59,14 @@ def test_requested_cold_trials_need_no_message() -> None:
 class Ends:
     """A runner whose trials end with the given results, one after the other, after 10 s each."""
 
-    def __init__(self, *statuses: TrialStatus) -> None:
+    def __init__(self, *statuses: TrialStatus, reason: str = "") -> None:
         self.left = list(statuses)
+        self._reason = reason
         self.limits: list[Limits] = []
 
     def run(self, spec: TrialSpec, limits: Limits, progress: object) -> TrialResult:
         self.limits.append(limits)
-        return TrialResult(self.left.pop(0), total_s=10.0)
+        return TrialResult(self.left.pop(0), self._reason, total_s=10.0)
 
     def close(self) -> None:
         pass
@@ -90,6 +92,34 @@ def test_a_fork_is_blamed_where_a_fresh_launch_comes_to_its_end(
     driven.runner._cold = Ends(again)  # type: ignore[assignment]
     assert driven.run().status is again
     assert not driven.warm and "fails in a forked process" in driven.said[0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "blamed"), [(OUT_OF_TIME, False), (PRUNED, True)], ids=["no time", "slow"]
+)
+def test_a_repetition_that_has_no_time_shows_nothing(
+    reason: str, blamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = Driven(sys.executable, str(SCRIPT))
+    again = Ends(*[TrialStatus.CUT_SHORT] * 2, reason=reason)
+    driven.runner._warm = Ends(TrialStatus.CRASHED)  # type: ignore[assignment]
+    driven.runner._cold = again  # type: ignore[assignment]
+    assert driven.run().status is (TrialStatus.CUT_SHORT if blamed else TrialStatus.CRASHED)
+    assert driven.warm is not blamed and len(driven.said) == blamed
+    # Likewise where private files are suspected.
+    monkeypatch.setattr(driven.runner._files, "private", True)
+    monkeypatch.setattr(driven.runner._files, "suspicion", lambda *_: "its output has a sign")
+    driven.runner._watch = Mock()
+    driven.runner._warm = None
+    driven.said.clear()
+    crashes = Ends(TrialStatus.CRASHED)
+
+    def run(spec: TrialSpec, limits: Limits, progress: object) -> TrialResult:
+        return (crashes if crashes.left else again).run(spec, limits, progress)
+
+    monkeypatch.setattr(driven.runner, "_cold", Mock(run=run))
+    assert driven.run().status is (TrialStatus.CUT_SHORT if blamed else TrialStatus.CRASHED)
+    assert driven.runner._files.private is not blamed and len(driven.said) == blamed
 
 
 def test_a_repetition_has_what_is_left_of_the_tunings_time() -> None:
