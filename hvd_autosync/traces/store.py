@@ -143,8 +143,16 @@ class TraceStore:
             return number
 
     @repeated
-    def tell(self, study_id: str, number: int, result: TrialResult) -> None:
+    def tell(
+        self, study_id: str, number: int, result: TrialResult, *, at: str | None = None
+    ) -> None:
         """Store the result of a trial; it is a heartbeat of the owner, too.
+
+        Args:
+            study_id: The study.
+            number: The trial.
+            result: Its result.
+            at: When the trial ended; default: now.
 
         Raises:
             StoreError: There is no such trial, or it has a result already.
@@ -159,7 +167,7 @@ class TraceStore:
                     f"trial {number} of study {study_id} {state}",
                     hint="Call tell() once per trial, with the number that ask() returned.",
                 )
-            told = {"told_at": timestamp(), "result": result.to_json()}
+            told = {"told_at": at or timestamp(), "result": result.to_json()}
             connection.execute(TRIALS.update().where(key).values(**told))
             rows.beat(connection, study_id)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from datetime import datetime, timezone
 from pathlib import Path
 
 from hvd_autosync.errors import AutosyncError, StoreError
 from hvd_autosync.search_space import TrialResult
 from hvd_autosync.traces.files import write_file
 from hvd_autosync.traces.location import data_folder
+from hvd_autosync.traces.records import timestamp
 from hvd_autosync.traces.store import TraceStore
 
 _log = logging.getLogger(__name__)
@@ -56,10 +58,16 @@ def take_unsaved(store: TraceStore, study_id: str) -> list[int]:
             except (OSError, ValueError, AutosyncError) as error:
                 _log.warning("%s cannot be read, so its trial runs again: %s", path, error)
                 continue
-            store.tell(study_id, trial.number, result)
+            # Long ago, perhaps; the clock of a file server may differ.
+            at = max(_written_at(path), trial.asked_at)
+            store.tell(study_id, trial.number, result, at=at)
             taken.append(trial.number)
         path.unlink(missing_ok=True)
     return taken
+
+
+def _written_at(path: Path) -> str:
+    return timestamp(datetime.fromtimestamp(path.stat().st_mtime, timezone.utc))
 
 
 def _file(study_id: str, number: int) -> Path:

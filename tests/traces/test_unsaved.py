@@ -1,7 +1,10 @@
 """Results in files, while the store takes none."""
 
 import math
+import os
 import sqlite3
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,23 @@ def test_what_the_store_has_meanwhile_stays(store: TraceStore) -> None:
     store.tell(study, 0, told)
     assert take_unsaved(store, study) == [] and not path.exists()
     assert store.trials(study)[0].result == told
+
+
+def test_it_was_told_when_it_was_written(store: TraceStore) -> None:
+    """A study that goes on a day later does not take it for a result of now."""
+    study = begin(store)
+    (trial,) = store.trials(study)
+    path = keep_unsaved(study, 0, RESULT)
+    os.utime(path, (time.time() + 60,) * 2)
+    take_unsaved(store, study)
+    told = datetime.fromisoformat(store.trials(study)[0].told_at or "")
+    assert 55 < (told - datetime.fromisoformat(trial.asked_at)).total_seconds() < 120
+    # Not before it was asked for, whatever the clock of a file server says.
+    other = begin(store)
+    (trial,) = store.trials(other)
+    os.utime(keep_unsaved(other, 0, RESULT), (0, 0))
+    take_unsaved(store, other)
+    assert store.trials(other)[0].told_at == trial.asked_at
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"status": "completed", "steps": 3}', "\xff"])
