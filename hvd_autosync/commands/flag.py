@@ -86,6 +86,9 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     try:
         return _tune_or_train(job, options)
     except KeyboardInterrupt as stop:
+        tunes = not (options.dry_run or options.strategy or options.replay or options.recurring)
+        if not tunes or options.reuse == "only":
+            raise
         raise _Stopped(options.again) from stop
 
 

@@ -409,10 +409,18 @@ def test_a_fallback_that_cannot_be_seen_from_here_is_told(
 
 
 @pytest.mark.parametrize(
-    ("reuse", "what"), [("auto", "resume tuning"), ("never", "tune from scratch")]
+    ("option", "what"),
+    [
+        ("reuse=auto", "; run the same command again to resume tuning"),
+        ("reuse=never", "; run the same command again to tune from scratch"),
+        ("reuse=only", ""),
+        ("dry-run", ""),
+        ("recurring", ""),
+        ("replay=last", ""),
+    ],
 )
 def test_after_ctrl_c_it_says_what_the_same_command_does(
-    reuse: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    option: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def press(job: Job) -> None:
         raise KeyboardInterrupt
@@ -420,7 +428,7 @@ def test_after_ctrl_c_it_says_what_the_same_command_does(
     monkeypatch.setattr(flag, "stop_on_signals", lambda: None)
     monkeypatch.setattr(flag.signal, "signal", lambda *_: None)
     monkeypatch.setattr(flag, "check_command", press)
-    words = ["-np", "2", "--autosync-reuse", reuse, *COMMAND]
+    words = ["-np", "2", f"--autosync-{option}", *COMMAND]
     assert flag.guarded(lambda: flag.autosync(parse_words(words), words)) == 130
     (*_, last) = capsys.readouterr().err.splitlines()
-    assert last == f"hvd-autosync: stopped; run the same command again to {what}"
+    assert last == f"hvd-autosync: stopped{what}"
