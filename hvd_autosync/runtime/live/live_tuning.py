@@ -65,8 +65,8 @@ _ASK_EVERY_S, _MOST_STEPS = 0.25, 16
 #: Steps between two boundaries once the study has ended.
 _WATCH_EVERY = 64
 #: So many boundaries in a row at which no switch was possible end the tuning, fewer if launched
-#: trials can follow; after each few of them steps end with another optimizer.
-_PATIENCE, _PATIENCE_TO_REFUSE, _OTHER_AFTER = 200, 20, 4
+#: trials can follow.
+_PATIENCE, _PATIENCE_TO_REFUSE = 200, 20
 
 
 class LiveTuning(JoinHook):
@@ -230,7 +230,7 @@ class LiveTuning(JoinHook):
         if agreed.complete:  # a rank that waits in join() does not count, and would fall behind
             stuck = self._postponed is not None or not agreed.possible
             self._impossible = self._impossible + 1 if stuck else 0
-            if self._impossible % _OTHER_AFTER == 1 and not (agreed.possible or agreed.moved):
+            if not (self._begun or agreed.possible or agreed.moved):
                 self._classifier.count_next()
         may_refuse = bool(self._refusal) and not self._begun
         if self._impossible > (_PATIENCE_TO_REFUSE if may_refuse else _PATIENCE):

@@ -24,14 +24,15 @@ class StepClassifier:
         self._counted: weakref.ref[Any] | None = None
         self._first: Callable[[], Any] = _nothing
         self._others_steps = 0
+        self._counts_next = False
         self.marked = False
 
     def count_next(self) -> None:
         """Count the next other optimizer that steps, as where two step after one backward pass.
 
-        A step then ends with that one. Call it on all ranks, as the counted one has stepped.
+        A step then ends with that one. Call it after the same step on all ranks.
         """
-        self._others_steps = _PATIENCE
+        self._counts_next = True
 
     def is_step(self, optimizer: Any) -> bool:
         """Return whether a step ends with this call of ``optimizer``'s."""
@@ -42,8 +43,10 @@ class StepClassifier:
             first = _first_parameter(optimizer)
             again = first is not None and first is self._first()
             self._others_steps += 1
-            if self._counted is not None and not again and self._others_steps < _PATIENCE:
+            waits = self._others_steps < _PATIENCE and not self._counts_next
+            if self._counted is not None and not again and waits:
                 return False
+            self._counts_next = False
             self._counted = weakref.ref(optimizer)
             self._first = weakref.ref(first) if first is not None else _nothing
         self._others_steps = 0

@@ -405,8 +405,14 @@ def test_begun_gradients_are_waited_for(attached: Attached) -> None:
     assert attached.by_rank[0] == attached.by_rank[1]
 
 
-def test_two_optimizers_that_step_after_one_backward_pass_are_tuned(attached: Attached) -> None:
-    """At the step of the first, gradients of the second one's step are there."""
+@pytest.mark.parametrize("every", [1, 4])
+def test_two_optimizers_that_step_after_one_backward_pass_are_tuned(
+    attached: Attached, every: int
+) -> None:
+    """At the step of the first, gradients of the second one's step are there.
+
+    The second one steps after so many of the first one's.
+    """
     helper = Helper(trial(FAST))
 
     def body() -> None:
@@ -415,10 +421,10 @@ def test_two_optimizers_that_step_after_one_backward_pass_are_tuned(attached: At
         first, second = Optimizer(), Optimizer()
         for each in (first, second):
             tuning.optimizer_created(each, frozenset())
-        for _ in range(200):
+        for number in range(1, 200 * every + 1):
             for each in (first, second):
                 each._allreduce_delay["weight"] = 0
-            for each in (first, second):
+            for each in (first, second) if number % every == 0 else (first,):
                 each._allreduce_delay["weight"] = 1
                 tuning.optimizer_stepped(each)
 
@@ -426,6 +432,34 @@ def test_two_optimizers_that_step_after_one_backward_pass_are_tuned(attached: At
     (result,) = helper.results()
     assert result.status is TrialStatus.COMPLETED
     assert attached.counts[0] == 2 and attached.by_rank[0] == attached.by_rank[1]
+
+
+def test_an_accumulating_second_optimizer_does_not_become_the_one_that_counts(
+    attached: Attached,
+) -> None:
+    """Its gradients are there at some boundaries of a trial, whose steps are the default's."""
+
+    def body() -> list[int]:
+        tuning = LiveTuning(helper if rank() == 0 else None)  # type: ignore[arg-type]
+        attached.tunings[rank()] = tuning
+        first, second = Optimizer(), Optimizer()
+        second.backward_passes_per_step = second._allreduce_delay["weight"] = 4
+        for each in (first, second):
+            tuning.optimizer_created(each, frozenset())
+        steps = []
+        for number in range(1, 401):
+            tuning.optimizer_stepped(first)
+            second._allreduce_delay["weight"] -= 1
+            if number % 4 == 0:
+                second._allreduce_delay["weight"] = 4
+                tuning.optimizer_stepped(second)
+            steps.append(tuning._steps)
+        return steps
+
+    helper = Helper(trial(FAST), trial(BEST))
+    for steps in ThreadRanks(2, seed=0).run(body):
+        assert steps == [*range(1, 401)]
+    assert helper.results()
 
 
 def test_where_gradients_are_always_begun_tuning_ends(
