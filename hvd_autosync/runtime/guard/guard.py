@@ -82,6 +82,7 @@ class Guard(JoinHook):
         self._losses: dict[int, float] = {}
         self._warned = False
         self._lock = threading.Lock()
+        sums_under_way()
         register_join_hook(self)
 
     def about_to_join(self) -> None:
@@ -200,7 +201,7 @@ class Guard(JoinHook):
     def settle(self) -> None:
         """Wait for the sum that is under way, and keep it: nothing may be then."""
         if self._sent is not None and self._sent[1] is not None:
-            _arrived(self._sent[1])
+            sums_under_way().wait(self._sent[1])
             self._sent = self._sent[0], None
 
     def _await_sent(self) -> None:
@@ -254,10 +255,10 @@ class Guard(JoinHook):
         try:
             if sent is not None:
                 if sent[1] is not None:
-                    _arrived(sent[1])
+                    sums_under_way().wait(sent[1])
                 arrived = sent[0].tolist()
             handle = allreduce_async_(sums, name=self._name, op=Sum)
-            _under_way().add(handle)
+            sums_under_way().add(handle)
             self._sent = sums, handle
         except CollectiveError:
             return None  # others have ended; if they are still needed, the next collective raises
@@ -272,22 +273,40 @@ class Guard(JoinHook):
             )
 
 
+class _UnderWay(JoinHook):
+    """The sums of one rank that are under way; a guard may be gone before its own is there."""
+
+    def __init__(self) -> None:
+        self._handles: set[int] = set()
+        register_join_hook(self)
+
+    def add(self, handle: int) -> None:
+        """A sum was sent."""
+        self._handles.add(handle)
+
+    def wait(self, handle: int) -> None:
+        """Wait for a sum, unless that was done already."""
+        if handle in self._handles:
+            self._handles.remove(handle)
+            synchronize(handle)
+
+    def settle(self) -> None:
+        """Wait for all."""
+        for handle in [*self._handles]:
+            self.wait(handle)
+
+    def about_to_join(self) -> None:
+        """Wait for all."""
+        self.settle()
+
+    def all_joined(self) -> None:
+        """Nothing is under way."""
+
+
 @once_per_rank
-def _under_way() -> set[int]:
-    """Return the handles of sums under way; a guard may be gone before them, with its optimizer."""
-    return set()
-
-
-def _arrived(handle: int) -> None:
-    """Wait for a sum."""
-    _under_way().discard(handle)
-    synchronize(handle)
-
-
-def settle_all() -> None:
-    """Wait for the sums of guards that are gone; those of others are settled already."""
-    for handle in [*_under_way()]:
-        _arrived(handle)
+def sums_under_way() -> _UnderWay:
+    """Return those of this rank; all ranks call it first as they create the first guard."""
+    return _UnderWay()
 
 
 class _Sum:

@@ -15,7 +15,7 @@ from hvd_autosync.runtime.collectives.operations import local_rank, once_per_ran
 from hvd_autosync.runtime.collectives.settling import settle_before
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
-from hvd_autosync.runtime.guard.guard import Guard, settle_all
+from hvd_autosync.runtime.guard.guard import Guard, sums_under_way
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.patches.backward import watch_backward
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LOSS_WINDOW
@@ -198,14 +198,7 @@ def _new_guard(name: str) -> Guard:
 
 @functools.cache
 def _settle_before_reinitialization() -> None:
-    settle_before(_settle_guards)
-
-
-def _settle_guards() -> None:
-    for each in _GUARDS:
-        if (guard := each()) is not None:
-            guard.settle()
-    settle_all()
+    settle_before(lambda: sums_under_way().settle())
 
 
 def _warn_of_long_rounds(guard: Guard, steps: int) -> None:
