@@ -135,7 +135,7 @@ def test_sets_that_horovod_does_not_have_any_more_are_made_again(
 
     members = levels._members(places) if by_init else {}
     monkeypatch.setattr(levels, "_MADE", {key: add(ranks) for key, ranks in members.items()})
-    monkeypatch.setattr(levels, "_places", lambda: places)
+    monkeypatch.setattr(levels, "hosts_and_slots", lambda: places)
     monkeypatch.setattr(levels, "add_process_set", add)
     monkeypatch.setattr(levels, "registered_process_sets", lambda: registered)
     monkeypatch.setattr(levels, "is_homogeneous", lambda: True)

@@ -152,7 +152,7 @@ def test_all_ranks_reject_what_the_means_of_all_losses_reject(
 
 
 def test_ranks_keep_what_was_learned_together_or_not_at_all(wrapped: Any, monkeypatch: Any) -> None:
-    """Of the loss at the snapshot one rank has heard before it joined, the other has not."""
+    """One rank knows the loss at the snapshot before it joins, the other does not."""
     monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
     predicted = LossPrediction((9.0, *(2.0,) * 9), (0.05,) * 10)
 
