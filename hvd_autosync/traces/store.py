@@ -146,13 +146,7 @@ class TraceStore:
     def tell(
         self, study_id: str, number: int, result: TrialResult, *, at: str | None = None
     ) -> None:
-        """Store the result of a trial; it is a heartbeat of the owner, too.
-
-        Args:
-            study_id: The study.
-            number: The trial.
-            result: Its result.
-            at: When the trial ended; default: now.
+        """Store the result of a trial that ended ``at``, by default now; a heartbeat of its owner.
 
         Raises:
             StoreError: There is no such trial, or it has a result already.
