@@ -29,12 +29,12 @@ from hvd_autosync.traces.location import has_secrets
 #: which delays all operations, also those of a training that ends up without it.
 NOT_LIVE_EXCHANGE = "hierarchical"
 #: Choices that an elastic job cannot have, as its ranks change without notice: a part of the states
-#: is on each rank, steps are made later. So it is with those for as many ranks on each host.
+#: is on each rank, steps are made later, or hosts need equally many ranks.
 _OF_OWNERS, _DEFERRED = "sharded", "priority"
 _WHY_NOT_LIVE: dict[Value, str] = {
     NOT_LIVE_EXCHANGE: "needs process sets from the start",
     _OF_OWNERS: "would lose states with a rank",
-    HIERARCHICAL_FACTORS: "needs as many ranks on each host",
+    HIERARCHICAL_FACTORS: "needs equally many ranks on each host",
     _DEFERRED: "would lose steps with a rank",
 }
 

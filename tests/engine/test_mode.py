@@ -99,7 +99,7 @@ ELASTIC = replace(JOB, options=("-np", "1", "--min-np", "1"), hosts=(Host("192.0
     [
         ("cache_capacity]\nfixed = 0", "cache_capacity"),
         ('large_exchange]\nfixed = "sharded"', "lose states"),
-        ('large_exchange]\nfixed = "hierarchical_factors"', "as many ranks on each host"),
+        ('large_exchange]\nfixed = "hierarchical_factors"', "equally many ranks on each host"),
         ('order]\nchoices = ["arrival", "priority"]', "lose steps"),
         ("buckets]\nhigh = 4", ""),
     ],
