@@ -177,7 +177,8 @@ LARGE_EXCHANGE = _exchange(
     rows than their layers. `hierarchical_factors` exchanges them across hosts before it does within
     them: with two ranks on each of two hosts two thirds of the factors leave a host, in one
     operation more. Measured: 1.13 times as fast as `factors` for a model of digits at 50 Mbit/s and
-    1.0 at 100, for a VGG-like one 1.09 at 20 and 0.9 at 100. With `hierarchical` each of two hosts with two ranks sends one byte for
+    1.0 at 100, for a VGG-like one 1.09 at 20 and 0.9 at 100. With `hierarchical` each of two hosts
+    with two ranks sends one byte for
     each byte of gradients, while a ring sends 1.5. `sharded` saves each rank work and memory of the
     optimizer. Measured: `hierarchical` 1.18 to 1.49 at 100 Mbit/s, 1.06 to 1.15 at 300, at most 1.5
     by theory; `sharded` 0.70 to 0.85 at 50 and 100, because it sends more with two ranks per host
