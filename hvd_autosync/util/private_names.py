@@ -97,7 +97,11 @@ PRIVATE_NAMES = (
     PrivateNames(
         "torch._C",
         "_current_graph_task_id",
-        ("runtime/patches/gradient_weight.py", "runtime/patches/linear.py"),
+        (
+            "runtime/patches/backward.py",
+            "runtime/patches/gradient_weight.py",
+            "runtime/patches/linear.py",
+        ),
         "which backward pass runs, and whether inside another",
     ),
     PrivateNames(

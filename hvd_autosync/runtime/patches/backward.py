@@ -53,7 +53,8 @@ def _watching(backward: Callable[..., None]) -> Callable[..., None]:
             _losses.seen(getattr(tensors, _UNSCALED, tensors).detach())
         profiler = _profiler_now()
         with current.noting_failure:
-            if profiler is None:
+            # Inside another one, as reentrant checkpointing calls it, the outer one is timed.
+            if profiler is None or torch._C._current_graph_task_id() != -1:
                 backward(tensors, *args, **kwargs)
             else:
                 profiler.backward_begins()
