@@ -8,20 +8,25 @@ from typing import Any
 
 from hvd_autosync.util import patches
 
+#: What is called, in the order in which it was given.
+_BEGINS: list[Callable[[], None]] = []
+
 
 def watch_evaluation(begins: Callable[[], None]) -> None:
     """Call a function whenever the script calls ``eval()`` of a module.
 
     Args:
-        begins: The function. The first one that is given is called.
+        begins: The function; those that were given before are called, too.
     """
+    _BEGINS.append(begins)
 
     def watching(eval_mode: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(eval_mode)
         def watched(self: Any) -> Any:
-            begins()
+            for each in _BEGINS:
+                each()
             return eval_mode(self)
 
         return watched
 
-    patches.install("evaluation", watching)
+    patches.install("evaluation", watching, undo=_BEGINS.clear)
