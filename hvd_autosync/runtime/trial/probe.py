@@ -104,7 +104,8 @@ def measure_link(device: torch.device, group: ProcessSet) -> Link:
     """
     seconds: dict[int, float] = {}
     for count_bytes in _SIZES:
-        buffer = torch.zeros(count_bytes // 4, device=device)
+        # The script may have another default type.
+        buffer = torch.zeros(count_bytes // 4, dtype=torch.float32, device=device)
         # The first use of a name takes longer: Horovod has not cached its response yet.
         first = _most(_reduce(buffer, group), group)
         count = min(max(int(_EACH_S / first), _LEAST), _MOST)

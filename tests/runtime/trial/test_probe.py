@@ -1,7 +1,12 @@
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+
+from hvd_autosync.runtime.trial import probe
 from hvd_autosync.runtime.trial.probe import fit_link
 
 SIZES = [2**12, 2**15, 2**18, 2**20, 2**23]
@@ -36,3 +41,24 @@ def test_a_disturbed_largest_message_does_not_slow_the_link() -> None:
     times = {size: 1e-3 + size / 1e7 for size in SIZES}
     times[SIZES[-1]] *= 1.5
     assert fit_link(2, times).bandwidth_bytes_per_s == pytest.approx(1e7, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_messages_have_their_size_whatever_type_is_the_default(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: set[int] = set()
+
+    def reduce(buffer: torch.Tensor, _: Any) -> float:
+        sent.add(count_bytes := buffer.numel() * buffer.element_size())
+        return 1e-3 + 1e-9 * count_bytes
+
+    monkeypatch.setattr(probe, "_reduce", reduce)
+    monkeypatch.setattr(probe, "_most", lambda value, _: value)
+    default = torch.zeros(0).dtype
+    torch.set_default_dtype(dtype)
+    try:
+        probe.measure_link(torch.device("cpu"), SimpleNamespace(size=lambda: 2))  # type: ignore[arg-type]
+    finally:
+        torch.set_default_dtype(default)
+    assert sent == set(probe._SIZES)
