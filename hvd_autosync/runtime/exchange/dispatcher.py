@@ -317,7 +317,7 @@ class _ParticipationCheck:
         self._collectives = own
         self.needed = True
         self._name = f"hvd_autosync.participation.{name}"
-        self._count = torch.ones(1, device="cpu")
+        self._count = torch.ones(1, dtype=torch.int64, device="cpu")
         self._handle: int | None = None
         self._all_here: bool | None = None
 

@@ -233,7 +233,8 @@ class Guard(JoinHook):
         if not wrong or not self._snapshots.steps:
             return True
         # All ranks have the same result, except those that have entered join() since.
-        present = allreduce(torch.ones(1, device="cpu"), op=Sum, name=f"{self._name}.verdict")
+        here = torch.ones(1, dtype=torch.int64, device="cpu")
+        present = allreduce(here, op=Sum, name=f"{self._name}.verdict")
         if present.item() < size():
             return True
         self.verdict = wrong

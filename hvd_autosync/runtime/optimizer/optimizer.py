@@ -122,7 +122,7 @@ def broadcast_optimizer_state(
     sync.method.before_sharing()
     _horovods_broadcast(optimizer, root_rank, model)
     sync.method.share(root_rank)
-    exact = torch.tensor([float(sync.exact)], device="cpu")
+    exact = torch.tensor([int(sync.exact)], device="cpu")
     broadcast_(exact, root_rank, name="hvd_autosync.exact")
     if exact.item():
         from hvd_autosync.runtime.guard.fallback import fall_back_to_exact

@@ -370,7 +370,7 @@ class LocalSteps(Nested, JoinHook):
         length = self._schedule.length(self.step, progress.rate, progress.highest)
         wanted = length > 1 or self._phase.now is Phase.RESTORED
         own = known and wanted and self.states.can_be_sent()
-        ready = torch.tensor([float(own)], device="cpu")
+        ready = torch.tensor([int(own)], device="cpu")
         in_favour = allreduce(ready, op=Sum, name=f"{self._name}.vote").item()
         if self._votes.passed(in_favour, self.step, wanted=wanted, known=known):
             if self._phase.now is Phase.RESTORED:

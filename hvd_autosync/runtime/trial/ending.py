@@ -51,7 +51,7 @@ def vote_prune(step_s: Sequence[float], above_s: float) -> bool:
         step_s: This rank's measured steps, seconds.
         above_s: The threshold, seconds.
     """
-    prune = float(should_prune(step_s, above_s))
+    prune = int(should_prune(step_s, above_s))
     votes = allreduce(torch.tensor([prune], device="cpu"), name="hvd_autosync.prune", op=Sum)
     return bool(votes.item() == size())
 
