@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping
+from multiprocessing import parent_process
 from pathlib import Path
 
 import torch
@@ -111,9 +112,9 @@ def _report_end(folder: str) -> None:
     own = os.getpid()
 
     def report() -> None:
-        # The driver may be on another host, and a fork of the script's is no rank.
+        # The driver may be on another host. What the script forks or spawns is no rank.
         with contextlib.suppress(OSError):
-            if os.getpid() == own:
+            if os.getpid() == own and parent_process() is None:
                 Path(folder, ENDED_FILE).touch()
 
     atexit.register(report)
