@@ -38,16 +38,17 @@ def check_hosts(
     """
     own = socket.gethostname()
     several = len(set(names)) > 1
-    yield _check_name(own, _resolve(own), "this machine", needed=several)
+    job = Job(options=(), command=(), hosts=tuple(Host(name, 1) for name in names), ssh=ssh)
+    remote = [host.name for host in remote_hosts(job)]
+    has_rank = own in names or len(remote) < len(names)
+    yield _check_name(own, _resolve(own), "this machine", needed=several and has_rank)
     for name in names:
         if name != own:
             yield _check_name(name, _resolve(name), "every host", needed=several)
     if not names:
         return
-    job = Job(options=(), command=(), hosts=tuple(Host(name, 1) for name in names), ssh=ssh)
     unreachable = dict(unreachable_hosts(job))
     lacking = dict(hosts_without_package(job))
-    remote = [host.name for host in remote_hosts(job)]
     with ThreadPoolExecutor(16) as pool:
         reachable = [name for name in remote if name not in unreachable]
         answers = pool.map(lambda name: _ask(name, ssh), reachable)
@@ -76,7 +77,7 @@ def _check_name(name: str, addresses: list[str], where: str, *, needed: bool) ->
         name: The host's name.
         addresses: The addresses that it resolves to; empty if it does not resolve.
         where: The host that resolved it, in words.
-        needed: Whether the job uses several hosts; else a problem is a warning only.
+        needed: Whether other hosts connect to that host; else a problem is a warning only.
     """
     subject = f"name {name}" if where in ("this machine", "every host") else f"name on {where}"
     remedy = _LOCALHOST if name == "localhost" else _ETC_HOSTS.format(name=name, where=where)

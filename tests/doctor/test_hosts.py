@@ -82,6 +82,8 @@ def test_an_own_name_on_loopback_is_a_warning_until_there_are_several_hosts(
         "Give loop the address of its network card in /etc/hosts of this machine."
     )
     assert found("loop", "node")["name loop"].severity is Severity.FAIL
+    # It launches ranks on others, which do not connect to it.
+    assert found("bare", "node")["name loop"].severity is Severity.WARN
 
 
 def test_a_host_that_resolves_itself_to_loopback_is_found_by_asking_it(
