@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO
@@ -48,7 +49,7 @@ class _Report:
 
     host: str = ""
     device: str = ""
-    cores: int = 0
+    cores: tuple[int, ...] = ()
     step_s: list[float] = field(default_factory=list)
     blocked_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -124,7 +125,7 @@ class Collector:
             case Hello():
                 report = self._reports.setdefault(rank, _Report())
                 report.host, report.device = message.host, message.device
-                report.cores = max(message.cores, 0)
+                report.cores = message.cores
                 if message.script_s is not None:
                     began_s = max(time.monotonic() - self._started - message.script_s, 0.0)
                     known_s = self._launch_s
@@ -231,7 +232,7 @@ class Collector:
                 )
                 for rank, r in sorted(self._reports.items())
             )
-            cores = min((r.cores for r in self._reports.values()), default=0)
+            cores = self._cores_each()
             device = next((r.device for r in self._reports.values() if r.device), "")
             profile, link = self._profile, self._link
             status, reason, output = self._judge(exit_status, killed_because, statuses)
@@ -252,6 +253,18 @@ class Collector:
             cores=cores,
             link=link,
         )
+
+    def _cores_each(self) -> int:
+        """Return how many cores a rank has to itself where it has the fewest.
+
+        Launchers may bind each rank to its own cores, or let all ranks of a host share them.
+        """
+        ranks: Counter[str] = Counter()
+        cores: defaultdict[str, set[int]] = defaultdict(set)
+        for report in self._reports.values():
+            ranks[report.host] += 1
+            cores[report.host].update(report.cores)
+        return min((len(cores[host]) // ranks[host] for host in ranks), default=0)
 
     def _judge(
         self, exit_status: int, killed_because: str, statuses: dict[int, int] | None

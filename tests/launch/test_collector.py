@@ -103,10 +103,18 @@ def test_the_script_begins_when_the_slowest_rank_has_been_launched() -> None:
 
 
 def test_the_rank_with_the_fewest_cores_counts() -> None:
-    collector = Collector(SPEC, world_size=2)
-    for rank, cores in ((0, 7), (1, 2)):
-        say(collector, SPEC.key, {**HELLO, "cores": cores}, steps(0, 9, []), rank=rank)
-    assert collector.result(0, "").cores == 2
+    def cores(*hellos: tuple[str, list[int]]) -> int:
+        collector = Collector(SPEC, world_size=len(hellos))
+        for rank, (host, numbers) in enumerate(hellos):
+            hello = {**HELLO, "host": host, "cores": numbers}
+            say(collector, SPEC.key, hello, steps(0, 9, []), rank=rank)
+        return collector.result(0, "").cores
+
+    assert cores(("a", [0, 1, 2, 3, 4, 5]), ("b", [0, 1])) == 2
+    # Two ranks share four cores, or are bound to two each.
+    assert cores(("a", [0, 1, 2, 3]), ("a", [0, 1, 2, 3])) == 2
+    assert cores(("a", [0, 1]), ("a", [2, 3])) == 2
+    assert cores(("a", [0, 1]), ("b", [])) == 0
     assert collected(HELLO, steps(0, 9, [])).cores == 0
     assert collected({**HELLO, "cores": "many"}, steps(0, 9, [])).cores == 0
 

@@ -41,13 +41,13 @@ class Hello(Message):
     Attributes:
         host: Host name.
         device: ``"cpu"`` or the accelerator's name.
-        cores: Cores that the rank has to itself; 0: unknown.
+        cores: Numbers of the cores that the rank may use; empty: unknown.
         script_s: Seconds from the worker's start to the script's; ``None``: unknown.
     """
 
     host: str
     device: str
-    cores: int = field(default=0, metadata=LEFT_OUT)
+    cores: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
     script_s: Real | None = field(default=None, metadata=LEFT_OUT)
 
 

@@ -22,7 +22,7 @@ import torch
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_steps
-from hvd_autosync.runtime.collectives.operations import local_size, rank
+from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.recorder import Recorder
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
@@ -99,6 +99,10 @@ class TrialRun:
         if not self._begun:
             self._begin()
             self.recorder.restart_clock()
+        elif self.profiling.profiler is not None and not self._steps:
+            # With a short warm-up it has begun with the first optimizer.
+            self.profiling.close()
+            self.profiling.begin(self._optimizers.living)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
@@ -169,7 +173,7 @@ class TrialRun:
         self._sender.start(rank(), lambda: self.recorder.take_news(wait_for_device=False))
         device = device_name(gradient_device(self._optimizers.living))
         hello: dict[str, Any] = {"type": "hello", "host": socket.gethostname(), "device": device}
-        hello["cores"] = len(os.sched_getaffinity(0)) // local_size()
+        hello["cores"] = sorted(os.sched_getaffinity(0))
         if current.began_at is not None:
             hello["script_s"] = time.monotonic() - current.began_at
         self._sender.send(lambda: hello)

@@ -105,7 +105,7 @@ def test_a_message_that_lacks_what_it_must_have_is_dropped(message: Any) -> None
         ([], "type: None is wrong"),
         ({"type": "hello", "device": "cpu"}, "missing required field `host`"),
         ({**HELLO, "host": 5}, "host: 5 is wrong: expected `str`"),
-        ({**HELLO, "cores": "many"}, "cores: 'many' is wrong: expected `int`"),
+        ({**HELLO, "cores": "many"}, "cores: 'many' is wrong: expected `array`"),
         ({**HELLO, "host": "a" * 5000}, "host: 5000 characters are too many"),
         ({**MESSAGE, "step_s": [0.1, "x"]}, "a value is wrong: expected `int | float`"),
         ({**MESSAGE, "step_s": [0.1, -1]}, "step_s: -1 is impossible"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,7 +71,6 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         raise Left
 
     monkeypatch.setattr(trial_run, "rank", lambda: 0)
-    monkeypatch.setattr(trial_run, "local_size", lambda: 1)
     monkeypatch.setattr(trial_run.ending, "leave", leave)
     monkeypatch.setattr(trial_run.ending, "vote_prune", spy.vote)
     monkeypatch.setattr(profiling, "same_by_sums", lambda described, name: spy.alike)
@@ -262,6 +262,18 @@ def test_profile_leaves_measured_steps_alone(start: Start, spy: Spy, warmup_step
     assert spy.messages[1]["owned"] == ["rest_codec"]
     names = [p["name"] for p in spy.messages[1]["profile"]["parameters"]]
     assert names == ["a", "b"]
+
+
+def test_a_second_optimizer_is_profiled_after_a_short_warm_up(start: Start, spy: Spy) -> None:
+    run = start(profile=True, warmup_steps=2, measured_steps=5)
+    first, second = make_optimizer("a"), make_optimizer("b")
+    for each in (first, second):
+        run.optimizer_created(each, frozenset())
+    with contextlib.suppress(Left):
+        while True:
+            run.optimizer_stepped(first)
+    (profile,) = (m["profile"] for m in spy.messages if m["type"] == "profile")
+    assert {p["name"] for p in profile["parameters"]} == {"a", "b"}
 
 
 @pytest.mark.parametrize("how", ["loader", "average", "stream", "by hand"])
