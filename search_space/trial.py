@@ -284,6 +284,8 @@ class TrialResult(Record):
         link: The link that a probe measured; not in the JSON, because it belongs to the cluster.
         round_steps: Number of steps of a round; a measured step is the mean over a round.
         discarded_s: Seconds of other runs of the trial, whose results were discarded.
+        steps_before: Steps of a live training since the trial before or, of its first trial, since
+            it began: under the best strategy that was known, once the tuning had said so.
     """
 
     status: TrialStatus
@@ -302,6 +304,7 @@ class TrialResult(Record):
     launch_s: OrNan = field(default=math.nan, metadata=LEFT_OUT)
     cores: int = field(default=0, metadata=LEFT_OUT)
     discarded_s: Real = field(default=0.0, metadata=LEFT_OUT)
+    steps_before: int = field(default=0, metadata=LEFT_OUT)
 
     def parts_s(self) -> dict[str, float]:
         """Return the parts of the trial's time, seconds, without unknown ones.

@@ -21,6 +21,7 @@ from hvd_autosync.reporting.words import (
 from hvd_autosync.search_space import SearchSpace
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TrialRecord
+from hvd_autosync.util.amounts import amount
 
 _SHOWN = 5
 
@@ -69,7 +70,10 @@ def failed_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> Iterator
 
 
 def parts_text(trials: Sequence[TrialRecord]) -> str:
-    """Mean duration of a trial by phase, over the completed trials; empty if unknown."""
+    """Mean duration of a trial by phase, over the completed trials; empty if unknown.
+
+    For live trials also what the training did between them.
+    """
     ended = [t.result for t in trials if t.result and math.isfinite(t.result.total_s)]
     ended = [result for result in ended if result.step_time is not None]
     if not ended:
@@ -80,7 +84,9 @@ def parts_text(trials: Sequence[TrialRecord]) -> str:
             sums[name] = sums.get(name, 0.0) + seconds
     parts = ", ".join(f"{name} {seconds / len(ended):.1f} s" for name, seconds in sums.items())
     total_s = sum(result.total_s for result in ended) / len(ended)
-    return f"A trial took {total_s:.1f} s on average: {parts}."
+    between = sum(t.result.steps_before for t in trials if t.result)
+    went_on = f" Between trials the training made {amount(between, 'step')}." if between else ""
+    return f"A trial took {total_s:.1f} s on average: {parts}.{went_on}"
 
 
 def _below(text: str) -> Padding:

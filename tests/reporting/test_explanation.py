@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from hvd_autosync.api.results import Study
 from hvd_autosync.launch.facts import default_controller
 from hvd_autosync.reporting import answer_line
+from hvd_autosync.reporting.explain_trials import parts_text
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.plain import trial_line
 from hvd_autosync.reporting.tuning_progress import TuningProgress
@@ -242,3 +244,14 @@ def test_samples_of_horovods_own_tuner_are_shown_with_their_score(
     assert (first, second) == (["1", "203.2"], ["0", "101.5"])
     assert "export HOROVOD_CYCLE_TIME=2.5" in section(text, "Without hvd_autosync")
     assert "horovodrun YOUR-OPTIONS YOUR-COMMAND" in text
+
+
+def test_steps_between_live_trials_are_counted(store: TraceStore, finished: StudyRecord) -> None:
+    trials = store.trials(finished.study_id)
+    made = [
+        replace(trial, result=replace(trial.result, steps_before=40 * trial.number))
+        for trial in trials[:3]
+        if trial.result is not None
+    ]
+    assert parts_text(made).endswith(" Between trials the training made 120 steps.")
+    assert "Between trials" not in parts_text(trials)

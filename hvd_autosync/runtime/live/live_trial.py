@@ -51,13 +51,16 @@ class LiveTrial:
         began: Clock reading before the strategy was attached.
         left_s: Seconds after which rank 0 ends it; infinite: never. If there is a limit, ranks meet
             more often.
+        steps_before: Steps of the training since the trial before.
 
     Attributes:
         profile: The profile of the model, on rank 0, once it was profiled.
     """
 
-    def __init__(self, spec: TrialSpec, began: float, left_s: float) -> None:
-        self.spec = spec
+    def __init__(
+        self, spec: TrialSpec, began: float, left_s: float, steps_before: int = 0
+    ) -> None:
+        self.spec, self._steps_before = spec, steps_before
         self._left_s = left_s
         self.profile: ModelProfile | None = None
         self.recorder = Recorder()
@@ -228,6 +231,8 @@ class LiveTrial:
             warmup_steps=settled_after(of_all, warmup),
             setup_s=self._setup_s,
             total_s=perf_counter() - self._began,
+            profile=self.profile,
+            steps_before=self._steps_before,
             **fields,
         )
 

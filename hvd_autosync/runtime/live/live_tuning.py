@@ -104,7 +104,7 @@ class LiveTuning(JoinHook):
         self.profiling.close()
         self._optimizers.watch_saves()
         self._classifier = StepClassifier()
-        self._steps, self._boundary_at = 0, 1
+        self._steps, self._boundary_at, self._last_end = 0, 1, 0
         self._begun = self._ended = False
         self._trial: LiveTrial | None = None
         #: What all optimizers follow, once those that are `late` do; `None`: some may differ.
@@ -334,15 +334,15 @@ class LiveTuning(JoinHook):
         self.vanished.trial_begins(spec.strategy)
         self._send(lambda: {"type": "begun"})
         problem = self._use(spec.strategy, spec.classes)
-        self._trial = trial = LiveTrial(spec, began, message["left_s"])
+        since = self._steps - self._last_end
+        self._trial = trial = LiveTrial(spec, began, message["left_s"], since)
         if problem:
             self._finish(trial, TrialStatus.CRASHED, problem)
 
     def _finish(self, trial: LiveTrial, status: TrialStatus, reason: str) -> None:
         device = device_name(gradient_device(self.living()))
-        fields: dict[str, Any] = {"profile": trial.profile, "owned": self._optimizers.fixed}
-        result = trial.result(status, reason, device=device, **fields)
-        self._trial = None
+        result = trial.result(status, reason, device=device, owned=self._optimizers.fixed)
+        self._trial, self._last_end = None, self._steps
         self.profiling.close()
         self.vanished.trial_ends(measured=status.measured)
         if result is not None:

@@ -182,6 +182,7 @@ def test_a_trial_and_the_training_under_its_winner(attached: Attached) -> None:
     assert result.status is TrialStatus.COMPLETED
     assert [len(each.step_s) for each in result.ranks] == [11, 11]
     assert [each.rank for each in result.ranks] == [0, 1]
+    assert result.steps_before == 1, "the one after which it could begin"
     assert [strategy for _, strategy in attached.by_rank[0]] == [FAST, Strategy()]
     assert attached.by_rank[0] == attached.by_rank[1]
     kinds = [m["type"] for m in helper.sent if m["type"] != "step"]
