@@ -117,6 +117,8 @@ def open_table(
             csv.writer(file).writerow(columns)
     elif not goes_on:
         parser.error(f"{arguments.output} exists already; name another, or --show it")
+    elif Path(output).read_text().splitlines()[0] != ",".join(columns):
+        parser.error(f"{arguments.output} has other columns; name another, or --show it")
     return output
 
 

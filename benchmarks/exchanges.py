@@ -3,7 +3,9 @@
 Two ranks on each of two hosts, which this machine imitates (``hvd_autosync.testing.Testbed``; needs
 root), train copies of one model, one under each exchange, in turn: in one job those of one level,
 in the next those of two, for process sets slow down whoever is in their job. The bytes are those
-that leave a host's interface, counted there with all headers. An existing output file is continued
+that leave a host's interface, counted there with all headers. Beside them is the law: what a step's
+operations put on that link by the algorithm of each (a ring for allreduce and allgather), and what
+as many operations of one element put there. An existing output file is continued
 with the same options: jobs that it has whole are left out, one that was broken off runs again.
 
     python benchmarks/exchanges.py --rates 100 --models ncf
@@ -51,6 +53,9 @@ _COLUMNS = (
     "gradient_bytes",
     "slots",
     "autocast",
+    "law_bytes",
+    "empty_bytes",
+    "operations",
 )
 
 
@@ -81,16 +86,6 @@ EXCHANGES: dict[str, ExchangePlan | None] = {
     "topk 1 %": _all(ClassPlan(codec="topk"), 4),
     "powersgd 2": ExchangePlan(4, "ordered", "arrival", _ROWS, ClassPlan(codec="powersgd")),
 }
-#: What a ring and two levels put on a host's link, as shares of the gradients.
-_RANKS = _HOSTS * _SLOTS
-THEORY = {
-    "Horovod": 2 * (_RANKS - 1) / _RANKS,
-    "allreduce": 2 * (_RANKS - 1) / _RANKS,
-    "4 buckets": 2 * (_RANKS - 1) / _RANKS,
-    "hierarchical": 2 * (_HOSTS - 1) / _HOSTS,
-    "priority": 2 * (_RANKS - 1) / _RANKS,
-    "fp16": (_RANKS - 1) / _RANKS,
-}
 
 
 def work(
@@ -110,6 +105,7 @@ def work(
     import torch
     from exchanged.interface import sent_bytes
     from exchanged.models import MODELS
+    from exchanged.operations import Operations, repeat_empty
     from exchanged.trainers import Trainer
 
     from hvd_autosync.runtime.collectives.levels import prepare_levels
@@ -126,17 +122,32 @@ def work(
             for name, trainer in trainers.items():
                 trainer.step()  # whatever the one before left in caches and queues
                 before = sent_bytes()
-                own = [trainer.step() for _ in range(steps)]
+                with Operations() as operations:
+                    own = [trainer.step() for _ in range(steps)]
                 sent = sent_bytes() - before
-                slowest = torch.tensor([statistics.median(own), float(sent)])
+                begun = operations.begun
+                repeat_empty(begun[: len(begun) // steps])  # negotiated once
+                before = sent_bytes()
+                for _ in range(steps):
+                    repeat_empty(begun[: len(begun) // steps])
+                empty = sent_bytes() - before
+                law = torch.zeros(hvd.size() // slots, dtype=torch.float64)
+                law[hvd.rank() // slots] = sum(
+                    each.leaving_bytes(hvd.rank(), slots) for each in begun
+                )
+                most = float(hvd.allreduce(law, op=hvd.Sum, name="law").max())
+                slowest = torch.tensor(
+                    [statistics.median(own), sent, empty, most], dtype=torch.float64
+                )
                 slowest = hvd.allreduce(slowest, op=hvd.Max, name="slowest")
                 if number > 0 and hvd.rank() == 0:
-                    step_s, all_bytes = slowest.tolist()
+                    step_s, *counted = slowest.tolist()
+                    all_bytes, empty_bytes, law_bytes = (each / steps for each in counted)
                     what = (commit, job, rate, model, name, number)
+                    where = (trainer.bytes, slots, autocast)
+                    beside = (law_bytes, empty_bytes, len(begun) / steps)
                     with open(output, "a", newline="") as file:
-                        csv.writer(file).writerow(
-                            [*what, step_s, all_bytes / steps, trainer.bytes, slots, autocast]
-                        )
+                        csv.writer(file).writerow([*what, step_s, all_bytes, *where, *beside])
 
 
 def _read(output: str) -> list[Row]:
@@ -168,7 +179,7 @@ def _show(slots: str, autocast: str, rows: list[Row]) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("Mbit/s", "model", "exchange"):
         table.add_column(column)
-    for column in ("step ms", "of rounds", "speedup", "MiB/step", "of gradients", "theory"):
+    for column in ("step ms", "of rounds", "speedup", "MiB/step", "of gradients", "law", "over it"):
         table.add_column(column, justify="right")
     last = None
     for key in dict.fromkeys((r["rate_mbit"], r["model"], r["exchange"]) for r in rows):
@@ -194,9 +205,22 @@ def _show(slots: str, autocast: str, rows: list[Row]) -> None:
             f"{statistics.median(ratios):.2f}" if ratios else "",
             f"{sent / 2**20:.2f}",
             f"{share:.2f}",
-            f"{THEORY[key[2]]:.2f}" if key[2] in THEORY and slots == str(_SLOTS) else "",
+            *_law(own, sent),
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _law(rows: list[Row], sent: float) -> tuple[str, str]:
+    """Return the law's share of the gradients, and what was sent for each byte that had to be.
+
+    That is the law's, and that of as many empty operations. Earlier files have neither.
+    """
+    if not rows[0].get("law_bytes"):
+        return "", ""
+    law, empty = (
+        statistics.median(float(row[name]) for row in rows) for name in ("law_bytes", "empty_bytes")
+    )
+    return f"{law / float(rows[0]['gradient_bytes']):.2f}", f"{sent / (law + empty):.2f}"
 
 
 def main() -> None:
