@@ -8,7 +8,6 @@ too: a job that was tuned before is only trained.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 from hvd_autosync.commands.live_stage import train_on
@@ -16,7 +15,7 @@ from hvd_autosync.commands.live_train import train_live
 from hvd_autosync.commands.tune_and_train import tune_and_train
 from hvd_autosync.engine.options import Options
 from hvd_autosync.launch.job import Job
-from hvd_autosync.util.printable import printable
+from hvd_autosync.util.print_line import print_line
 
 
 def train_auto(job: Job, options: Options) -> int:
@@ -34,7 +33,7 @@ def train_auto(job: Job, options: Options) -> int:
         ended = train_live(job, replace(options, mode="live"), may_refuse=True)
         if not ended.refusal or ended.stopped:
             return ended.status
-        _say(
+        print_line(
             f"the training cannot be tuned in its own steps, because {ended.refusal}; it has ended "
             "at its first steps and starts again after launched trials"
         )
@@ -42,7 +41,7 @@ def train_auto(job: Job, options: Options) -> int:
     staged = has_live_stage(job, options)
     if reason:
         then = "; then the training is tuned in its own steps, under what they find"
-        _say(f"trials are launched: {reason}" + f"{then}, {UNLESS_KEPT}" * staged)
+        print_line(f"trials are launched: {reason}" + f"{then}, {UNLESS_KEPT}" * staged)
     return tune_and_train(job, launched, train_on) if staged else tune_and_train(job, launched)
 
 
@@ -58,7 +57,3 @@ def train_live_or_tuned(job: Job, options: Options) -> int:
     if only_trains(job, options):
         return tune_and_train(job, replace(options, mode="launched"))
     return train_live(job, options).status
-
-
-def _say(line: str) -> None:
-    print(f"hvd-autosync: {printable(line)}", file=sys.stderr, flush=True)

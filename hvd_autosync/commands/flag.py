@@ -23,10 +23,9 @@ from hvd_autosync.launch.lost_trials import revert_lost_trials
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.launch.signals import stop_on_signals
 from hvd_autosync.util import patches
-from hvd_autosync.util.printable import printable, printable_output
-from hvd_autosync.util.streams import unwritable_output
-
-_PREFIX = "hvd-autosync"
+from hvd_autosync.util.print_line import print_error, print_line
+from hvd_autosync.util.printable import printable_output
+from hvd_autosync.util.streams import drop_unwritable, unwritable_output
 
 
 class _Stopped(KeyboardInterrupt):
@@ -57,18 +56,20 @@ def guarded(action: Callable[[], int]) -> int:
             sys.stdout.flush()  # otherwise a full disk is noticed when Python ends
             return status
     except AutosyncError as error:
-        print(f"{_PREFIX}: error: {error}", file=sys.stderr)
+        print_error(error)
         return error.exit_status
     except OSError as error:
         if not (said := unwritable_output(error)):
             raise
-        print(f"{_PREFIX}: error: {said}", file=sys.stderr)
+        print_error(said)
         return 1
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the cleanup is done
         again = f"; run the same command again to {stop}" if isinstance(stop, _Stopped) else ""
-        print(f"{_PREFIX}: stopped{again}", file=sys.stderr)
+        print_line(f"stopped{again}")
         return 130
+    finally:
+        drop_unwritable(sys.stderr)
 
 
 def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
@@ -95,7 +96,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 def _tune_or_train(job: Job, options: Options) -> int:
     check_command(job)
     if not options.dry_run:
-        revert_lost_trials(lambda line: print(f"{_PREFIX}: {printable(line)}", file=sys.stderr))
+        revert_lost_trials(print_line)
     if options.recurring:
         from hvd_autosync.recurring.runs import run_recurring
 
@@ -178,14 +179,13 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     strategy, classes = winner_for(study, job), classes_for(study, job, options.store)
     if beyond_horovod(strategy):  # then the workers need this package
         check_hosts(job)
-    answer = printable(answer_line(study))
-    print(f"{_PREFIX}: study {study.study_id}: {answer}", file=sys.stderr)
+    print_line(f"study {study.study_id}: {answer_line(study)}")
     if ended := known_fallback(store, study):
-        print(f"{_PREFIX}: {printable(ended)}", file=sys.stderr)
+        print_line(ended)
     others_job = list(differences(study, job))
     apart = [*others_job, *other_versions(study.versions)]
     for line in apart:
-        print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)
+        print_line(line)
     context = replace(training_context(study, store), classes=classes)
     if apart:  # the recorded step time may not apply here
         context = replace(context, expected_step_s=0.0)

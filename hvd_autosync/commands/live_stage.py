@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +10,10 @@ from hvd_autosync.commands.tune_and_train import tell_drift, train_fixed
 from hvd_autosync.engine.kept_fallbacks import KeptFallbacks
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training import Beginning
-from hvd_autosync.errors import StoreError
+from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.util.printable import printable
+from hvd_autosync.util.print_line import print_line
 
 if TYPE_CHECKING:
     from hvd_autosync.traces import StudyRecord
@@ -46,20 +45,22 @@ def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> in
         if not why:
             check_what_is_read(job, options)
             known = live_study(job, options, record)
-    except StoreError as error:
+    except AutosyncError as error:
         why = error.message
     if why:
-        _say(f"the training keeps this strategy and is not tuned in its own steps: {why}")
+        print_line(f"the training keeps this strategy and is not tuned in its own steps: {why}")
         return train_fixed(job, options, record, answer)
     if known is not None:
         # Another one with this winner, older or deleted, may have been judged first.
         known = replace(known, settings={**known.settings, "judged_by": record.study_id})
         answer, trace = closing_lines(known, options.store)
-        _say(f"its training was tuned in its own steps before (study {known.study_id}): {answer}")
+        print_line(
+            f"its training was tuned in its own steps before (study {known.study_id}): {answer}"
+        )
         for line in other_versions(known.versions):
-            _say(line)
+            print_line(line)
         status = train_fixed(job, options, known, answer)
-        _say(trace)
+        print_line(trace)
         return status
     if options.reuse == "only":
         return train_fixed(job, options, record, answer)
@@ -72,11 +73,7 @@ def train_on(job: Job, options: Options, record: StudyRecord, answer: str) -> in
     )
     ended = train_live(job, replace(options, mode="live"), beginning=beginning)
     for line in fallbacks.lines(job):
-        _say(line)
+        print_line(line)
     if ended.drift:
-        _say(tell_drift(record, options, ended.drift))
+        print_line(tell_drift(record, options, ended.drift))
     return ended.status
-
-
-def _say(line: str) -> None:
-    print(f"hvd-autosync: {printable(line)}", file=sys.stderr, flush=True)

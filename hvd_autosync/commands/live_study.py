@@ -22,7 +22,6 @@ from hvd_autosync.runtime.live.notes import has_note, leave_note
 from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.log import start_log
 from hvd_autosync.util.print_line import print_line
-from hvd_autosync.util.printable import printable
 from hvd_autosync.util.variables import (
     END_TUNING_NOTE,
     JUDGED_VARIABLE,
@@ -73,12 +72,12 @@ def main() -> None:
         _tune(training, loading, study)
     except LiveTuningError as end:
         if line := _last_line(training, study, end):
-            _say(line)
+            print_line(line)
     except AutosyncError as error:
         tuned = study.begun or study.answer or JUDGED_VARIABLE in os.environ
         known = "under the best strategy that is known" if tuned else "untuned"
         for line in (*str(error).splitlines(), f"the training goes on {known}"):
-            _say(line.strip())
+            print_line(line.strip())
         training.stop(error.message)
     # All is stored and said. Python would take the interpreter and its libraries to pieces, at the
     # lowest priority, while the launcher of rank 0 waits; and one that is being loaded may crash.
@@ -132,11 +131,11 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
         reached.answer, trace = closing_lines(study, options.store)
         for line in (reached.answer, trace, cost_line(study, cost)):
             if line:
-                _say(line)
+                print_line(line)
 
     def on_end(study: AskTellStudy, earlier: StudyRecord | None) -> None:
         reached.answer = f"{ended_line(study, earlier)}{reached.resumes}"
-        _say(reached.answer)
+        print_line(reached.answer)
         leave_note(TUNING_ENDED_NOTE, reached.answer)
 
     def ends() -> bool:
@@ -252,7 +251,3 @@ def _after(seconds: float, function: Callable[[], None]) -> None:
     timer = threading.Timer(seconds, function)
     timer.daemon = True
     timer.start()
-
-
-def _say(line: str) -> None:
-    print_line(printable(line))

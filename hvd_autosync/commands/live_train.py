@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.training import Beginning, RunOutcome, run_live_training
-from hvd_autosync.errors import StoreError
+from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.print_line import print_line
-from hvd_autosync.util.printable import printable, shell_line
+from hvd_autosync.util.printable import shell_line
 from hvd_autosync.util.variables import RESTARTED_VARIABLE
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def train_live(
 
     check_what_is_read(job, options)
     ranks = "changing ranks" if job.elastic else amount(job.world_size, "rank")
-    _say(
+    print_line(
         f"training {shell_line(redact(job.command))} on {ranks}, tuned in its own steps: speeds "
         "that it prints meanwhile are those of trials"
     )
@@ -73,7 +73,7 @@ def train_live(
             job, variables, may_refuse=may_refuse, folder=folder, beginning=beginning
         )
         if not ended.status and not ended.begun:
-            _say(
+            print_line(
                 "nothing was tuned: rank 0 did not import horovod.torch. Only jobs with PyTorch "
                 "can be tuned"
             )
@@ -86,10 +86,10 @@ def train_live(
         what = f"the training failed in the trial of {strategy}"
         late = datetime.fromisoformat(failed.asked_at) - began > _EARLY
         if restarted or (late and not ended.resumed):
-            _say(f"{what}; {_again(job, options, begins, failed.strategy)}")
+            print_line(f"{what}; {_again(job, options, begins, failed.strategy)}")
             return ended
         at = " from the checkpoint that it loads" if late else ""
-        _say(f"{what}, which is not tried again; starting the training again{at}")
+        print_line(f"{what}, which is not tried again; starting the training again{at}")
         restarted = True
         variables[RESTARTED_VARIABLE] = failed.study_id
 
@@ -109,7 +109,7 @@ def _again(job: Job, options: Options, begins: Strategy | None, failed: Strategy
     from hvd_autosync.traces import TraceStore
 
     known = None
-    with suppress(StoreError), closing(TraceStore(options.store)) as store:
+    with suppress(AutosyncError), closing(TraceStore(options.store)) as store:
         known = usable_study(store, job, replace(options, reuse="auto"), begins)
     if known is not None and known.winner == failed:
         return f"with --autosync-reuse auto it runs again, as the result of study {known.study_id}"
@@ -129,11 +129,7 @@ def _failed_in_trial(
     try:
         while (failed := find()) is None and time.monotonic() < until:
             time.sleep(0.2)
-    except StoreError as error:  # the training's own status says more
-        _say(f"whether it failed in a trial is not known: {error.message}")
+    except AutosyncError as error:  # the training's own status says more
+        print_line(f"whether it failed in a trial is not known: {error.message}")
         return None
     return failed
-
-
-def _say(line: str) -> None:
-    print_line(printable(line))

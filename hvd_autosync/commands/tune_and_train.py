@@ -8,7 +8,6 @@ without one; the second stops everything. If no training follows, the first Ctrl
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +21,8 @@ from hvd_autosync.launch.masking import redact
 from hvd_autosync.launch.signals import go_on, stop
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.util.amounts import amount
-from hvd_autosync.util.printable import printable, shell_line
+from hvd_autosync.util.print_line import print_line
+from hvd_autosync.util.printable import shell_line
 
 if TYPE_CHECKING:
     from hvd_autosync.engine.training import TrainingContext
@@ -57,7 +57,7 @@ def tune_and_train(job: Job, options: Options, train: Train | None = None) -> in
     ctrl_c = "ends tuning and starts the training, twice stops" if trains else "stops"
     if options.reuse != "only" and not is_tuned(job, options):
         ranks = amount(job.world_size, "rank")
-        _say(f"tuning {command} on {ranks}; Ctrl-C {ctrl_c}")
+        print_line(f"tuning {command} on {ranks}; Ctrl-C {ctrl_c}")
     presses = _Presses()
     try:
         with presses:
@@ -109,12 +109,12 @@ def _run_winner(job: Job, options: Options, record: StudyRecord, train: Train) -
     from hvd_autosync.reporting import closing_lines
 
     answer, trace = closing_lines(record, options.store)
-    _say(answer)
+    print_line(answer)
     status = 0
     if not options.tune_only:
         assert record.winner is not None, "a finished study has a winner"
         status = train(job, options, record, answer)
-    _say(trace)
+    print_line(trace)
     return status
 
 
@@ -127,7 +127,7 @@ def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
         study: The study; ``None`` if it had not begun.
     """
     if study is None:
-        _say("tuning was ended before its first trial: the training runs unchanged")
+        print_line("tuning was ended before its first trial: the training runs unchanged")
         return _run_unchanged(job)
     from hvd_autosync.engine.training_context import training_context
     from hvd_autosync.reporting import closing_lines, ended_line
@@ -137,13 +137,13 @@ def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
         answer = ended_line(study)
         context = training_context(record, options.store)
     except StoreError as error:
-        _say(f"tuning was ended, and its trials cannot be read: {error.message}")
-        _say(f"the training runs unchanged; run the same command again to {options.again}")
+        print_line(f"tuning was ended, and its trials cannot be read: {error.message}")
+        print_line(f"the training runs unchanged; run the same command again to {options.again}")
         return _run_unchanged(job)
-    _say(answer)
+    print_line(answer)
     status = train_under_winner(job, options, record, context, answer)
     trace = closing_lines(record, options.store)[1]
-    _say(f"{trace}; run the same command again to {options.again}")
+    print_line(f"{trace}; run the same command again to {options.again}")
     return status
 
 
@@ -177,17 +177,17 @@ def train_under_winner(
     kept = KeptFallbacks(record, options)
     ended = run_training(job, strategy, context, on_fallback=kept.keep)
     if answer and not ended.stopped:
-        _say(answer)
+        print_line(answer)
     for line in kept.lines(job):
-        _say(line)
+        print_line(line)
     if ended.drift:
-        _say(tell_drift(record, options, ended.drift))
+        print_line(tell_drift(record, options, ended.drift))
     return ended.status
 
 
 def _run_untuned(job: Job, error: ShortJobError) -> int:
     """Run a job that is too short to be tuned unchanged."""
-    _say(f"{error.message}; it runs untuned. {error.hint}")
+    print_line(f"{error.message}; it runs untuned. {error.hint}")
     return _run_unchanged(job)
 
 
@@ -218,7 +218,3 @@ def tell_drift(study: StudyRecord, options: Options, drift: str) -> str:
         "this job was already tuned again because its step time had changed; to tune once more: "
         "--autosync-reuse never"
     )
-
-
-def _say(line: str) -> None:
-    print(f"{_PREFIX}: {printable(line)}", file=sys.stderr, flush=True)

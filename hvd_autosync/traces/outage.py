@@ -8,7 +8,6 @@ this for the transaction's number.
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -18,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from hvd_autosync.errors import StoreError
 from hvd_autosync.traces.location import Location
+from hvd_autosync.util.print_line import print_line
 
 #: Longest outage that is waited for.
 WAIT_S = 600.0
@@ -68,11 +68,9 @@ def connect_again(engine: Engine, location: Location) -> Connection:
                 raise
             if not waiting:
                 reason = location.without_secrets(" ".join(str(error.orig).split()))
-                print(
-                    f"hvd-autosync: {location.name} does not answer; waiting for it, for at most "
-                    f"{WAIT_S / 60:.0f} minutes: {reason}",
-                    file=sys.stderr,
-                    flush=True,
+                print_line(
+                    f"{location.name} does not answer; waiting for it, for at most "
+                    f"{WAIT_S / 60:.0f} minutes: {reason}"
                 )
         waiting = True
         time.sleep(pause_s)

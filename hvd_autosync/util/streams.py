@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sys
+from typing import TextIO
 
 #: Errors of writing.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -33,6 +34,18 @@ def open_standard_streams() -> None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def drop_unwritable(stream: TextIO) -> None:
+    """Discard what is left of an output that cannot be written.
+
+    Otherwise Python's last flush of it fails, and makes the exit status 120.
+    """
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), stream.fileno())
 
 
 def unwritable_output(error: OSError) -> str:

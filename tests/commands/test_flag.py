@@ -89,6 +89,18 @@ def test_a_plan_on_a_full_disk_is_one_line() -> None:
     )
 
 
+def test_lines_on_a_full_disk_leave_the_status_of_the_training() -> None:
+    code = (
+        "from hvd_autosync.commands import flag\n"
+        "from hvd_autosync.util.print_line import print_line\n"
+        "raise SystemExit(flag.guarded(lambda: print_line('x') or 7))\n"
+    )
+    with open("/dev/full", "w") as full:
+        assert (
+            subprocess.run([sys.executable, "-c", code], stderr=full, check=False).returncode == 7
+        )
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -150,3 +150,19 @@ def test_a_store_that_is_gone_by_then_leaves_the_trainings_own_status(
     options = Options(mode="live", store=str(tmp_path / "traces.db"))
     assert live_train.train_live(JOB, options).status == 7
     assert "the disk is gone" in capsys.readouterr().err
+
+
+def test_a_space_file_that_is_gone_by_then_leaves_the_trainings_own_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = tmp_path / "space.toml"
+    space.write_text("[knobs.cycle_time_ms]\nlow = 0.5\n")
+
+    def train(*_: object, **__: object) -> RunOutcome:
+        space.unlink()
+        return RunOutcome(7)
+
+    monkeypatch.setattr(live_train, "run_live_training", train)
+    options = Options(mode="live", store=str(tmp_path / "traces.db"), space=str(space))
+    assert live_train.train_live(JOB, options).status == 7
+    assert str(space) in capsys.readouterr().err

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvd_autosync.commands import live_study, live_train
-from hvd_autosync.util.print_line import print_line
+from hvd_autosync.util.print_line import print_error, print_line
 
 
 class _Odd:
@@ -34,7 +33,7 @@ def full() -> Iterator[io.TextIOWrapper]:
         yield stream
 
 
-@pytest.mark.parametrize("say", [print_line, live_study._say, live_train._say])
+@pytest.mark.parametrize("say", [print_line, print_error])
 def test_a_line_on_a_full_disk_is_no_error(
     say: Callable[[str], None], full: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
