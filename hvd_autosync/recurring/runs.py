@@ -12,7 +12,6 @@ the lossy knobs since, or the options no longer admit them.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -31,10 +30,10 @@ from hvd_autosync.search_space import CATALOGUE, Strategy
 from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.study.fallbacks import is_excluded, without_excluded
 from hvd_autosync.traces import StudyRecord, TraceStore
-from hvd_autosync.traces.location import check_creatable
+from hvd_autosync.traces.location import check_creatable, store_option
 from hvd_autosync.traces.records import timestamp
 from hvd_autosync.traces.runs import RunRecord
-from hvd_autosync.util.printable import printable
+from hvd_autosync.util.print_line import print_line
 
 #: Exit statuses after SIGHUP, SIGINT, SIGKILL or SIGTERM; other nonzero ones are crashes.
 _STOPPED = frozenset({129, 130, 137, 143})
@@ -167,9 +166,9 @@ def run_recurring(job: Job, options: Options) -> int:
     if options.dry_run:
         check_creatable(options.store)
     next_run = plan_run(job, options, store)
-    _say(_beginning(job, options, next_run))
+    print_line(_beginning(job, options, next_run))
     if next_run.notice:
-        _say(next_run.notice)
+        print_line(next_run.notice)
     if plans:
         return 0
     began = time.monotonic()
@@ -184,13 +183,15 @@ def run_recurring(job: Job, options: Options) -> int:
     )
     seconds = time.monotonic() - began
     for line in () if kept is None else kept.lines(job):
-        _say(line)
+        print_line(line)
     run = record_of(job, next_run, ended, seconds)
     if run is None:
-        _say(f"run {next_run.number} is not counted: {_why_not(job, next_run, ended)}")
+        print_line(
+            f"run {next_run.number} is not counted: {_why_not(job, options, next_run, ended)}"
+        )
         return ended.status
-    _say(_result(run, next_run.number))
-    _say(_keep_run(run, job, options, store))
+    print_line(_result(run, next_run.number))
+    print_line(_keep_run(run, job, options, store))
     return ended.status
 
 
@@ -255,7 +256,8 @@ def _was_stopped(ended: RunOutcome) -> bool:
 
 
 def _was_tried(plan: Plan, report: RunReport) -> bool:
-    return plan.decision.share == 1 or report.without_barrier
+    # The loss guard may have ended it before the switch: another run would end so, too.
+    return plan.decision.share == 1 or report.without_barrier or report.fell_back
 
 
 def _is_part(plan: Plan, report: RunReport) -> bool:
@@ -263,7 +265,7 @@ def _is_part(plan: Plan, report: RunReport) -> bool:
     return 0 < report.samples < _WHOLE * plan.total
 
 
-def _why_not(job: Job, plan: Plan, ended: RunOutcome) -> str:
+def _why_not(job: Job, options: Options, plan: Plan, ended: RunOutcome) -> str:
     if _was_stopped(ended):
         return "it was stopped"
     if ended.report is not None and ended.report.resumed:
@@ -280,7 +282,7 @@ def _why_not(job: Job, plan: Plan, ended: RunOutcome) -> str:
         return (
             f"it trained on {ended.report.samples} samples, and a whole run on {plan.total}. If "
             "the job has become shorter, let its search begin again: hvd-autosync recurring "
-            f"{job.key} --forget"
+            f"{job.key} --forget{store_option(options.store)}"
         )
     return (
         "it reported no metric. Call hvd_autosync.outcome(metric) at the end of the script, and "
@@ -300,7 +302,3 @@ def _result(run: RunRecord, number: int) -> str:
             "script reports no metric: call hvd_autosync.outcome(metric) at its end"
         )
     return line
-
-
-def _say(text: str) -> None:
-    print(f"hvd-autosync: {printable(text)}", file=sys.stderr, flush=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-
 from hvd_autosync.reporting.words import answer_text, first_line, judged_by
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus
-from hvd_autosync.traces.location import has_secrets, resolve_location
+from hvd_autosync.traces.location import resolve_location, store_option
 from hvd_autosync.util.amounts import amount
-from hvd_autosync.util.variables import STORE_VARIABLE
 
 
 def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, str]:
@@ -27,20 +23,6 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
     if not option:
         trace += f" (in {resolve_location(store).name})"
     return answer_line(study), trace
-
-
-def store_option(store: str | None) -> str:
-    """Return the option by which a printed command finds a store, with a space before it.
-
-    Possible secrets are masked. With a masked password the command finds nothing: where the
-    environment names the same store, there is no option.
-
-    Args:
-        store: The store as named by the user; ``None`` for the default store, which needs none.
-    """
-    if store is None or (has_secrets(store) and store == os.environ.get(STORE_VARIABLE)):
-        return ""
-    return f" --store {shlex.quote(resolve_location(store).address)}"
 
 
 def ended_line(study: AskTellStudy, earlier: StudyRecord | None = None) -> str:

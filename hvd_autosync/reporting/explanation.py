@@ -79,7 +79,7 @@ def explain(store: TraceStore, study_id: str, store_option: str | None = "") -> 
         store: The store that contains the study.
         study_id: Its id, the beginning of one, or ``"last"``.
         store_option: What printed commands need to find the study, as
-            :func:`hvd_autosync.reporting.closing.store_option` returns it; ``None``: the study is
+            :func:`hvd_autosync.traces.location.store_option` returns it; ``None``: the study is
             in a trace file, which these commands do not read.
 
     Raises:

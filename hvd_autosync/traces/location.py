@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +176,20 @@ def has_secrets(location: str | None) -> bool:
         return location is not None and bool(resolve_location(location).secrets)
     except StoreError:  # it is refused where it is opened
         return False
+
+
+def store_option(store: str | None) -> str:
+    """Return the option by which a printed command finds a store, with a space before it.
+
+    Possible secrets are masked. With a masked password the command finds nothing: where the
+    environment names the same store, there is no option.
+
+    Args:
+        store: The store as named by the user; ``None`` for the default store, which needs none.
+    """
+    if store is None or (has_secrets(store) and store == os.environ.get(STORE_VARIABLE)):
+        return ""
+    return f" --store {shlex.quote(resolve_location(store).address)}"
 
 
 def is_there(file: Path) -> bool:

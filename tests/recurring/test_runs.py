@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import subprocess
@@ -298,7 +299,30 @@ def test_a_run_with_fewer_samples_than_the_work_is_not_counted(
     assert len(TraceStore(options.store).runs(JOB.key)) == 1 + counted
     said = capsys.readouterr().err
     assert ("it trained on 900 samples, and a whole run on 960" in said) is not counted
-    assert (f"hvd-autosync recurring {JOB.key} --forget" in said) is not counted
+    advice = f"hvd-autosync recurring {JOB.key} --forget --store {options.store}"
+    assert (advice in said) is not counted
+
+
+def test_a_run_is_kept_though_nothing_can_be_printed(
+    monkeypatch: pytest.MonkeyPatch, options: Options
+) -> None:
+    Trainings(monkeypatch, came_to(0.9))
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        run_recurring(JOB, options)
+    assert len(TraceStore(options.store).runs(JOB.key)) == 1
+
+
+def test_a_share_that_the_guard_ends_before_the_switch_is_not_tried_for_ever(
+    monkeypatch: pytest.MonkeyPatch, options: Options
+) -> None:
+    ended = RunOutcome(0, report=RunReport(0.9, 0.5, 960, 60, fell_back=True))
+    trainings = Trainings(monkeypatch, came_to(0.9), ended, ended)
+    for _ in range(3):
+        run_recurring(JOB, options)
+    assert [each["sync_share"] for each in trainings.strategies[1:]] == [0.5, 0.75]
+    kept = TraceStore(options.store).runs(JOB.key)
+    assert [each.status for each in kept] == ["completed", "diverged", "diverged"]
 
 
 def test_a_divergence_that_ends_early_is_counted(options: Options) -> None:
