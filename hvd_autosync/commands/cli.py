@@ -112,8 +112,8 @@ def show(
 
         print(exported_strategy(traces, traces.study(study), take), end="")
         return
-    from hvd_autosync.reporting.closing import store_option
     from hvd_autosync.reporting.explanation import explain
+    from hvd_autosync.traces.location import store_option
 
     mention_failed(traces, study, store)
     out = console()

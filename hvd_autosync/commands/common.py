@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +49,9 @@ class Commands(TyperGroup):
             try:
                 from hvd_autosync import extensions
 
-                extensions.load()
+                # The output may be read by a program.
+                with contextlib.redirect_stdout(sys.stderr):
+                    extensions.load()
                 try:
                     return super().invoke(ctx)
                 finally:
@@ -106,7 +109,7 @@ def mention_failed(store: TraceStore, study: str, location: str | None) -> None:
         location: The store as named by the user.
     """
     if study == "last" and (newest := store.full_id(study, or_failed=True)) != store.full_id(study):
-        from hvd_autosync.reporting.closing import store_option
+        from hvd_autosync.traces.location import store_option
 
         shows = f"hvd-autosync show {newest}{store_option(location)}"
         print(f"note: the newer study {newest} failed; to show it: {shows}", file=sys.stderr)

@@ -119,12 +119,12 @@ def summary(study: Study) -> dict[str, Any]:
     Raises:
         StudyError: The study has no trials.
     """
-    import json
-
     if not study.history:
         raise StudyError(
             f"study {study.study_id} has no trials", hint="Wait for the first one to end."
         )
+    from hvd_autosync.traces.frames import frame_rows  # pandas is slow to import
+
     best = None
     if study.record.space is not None:
         found = study.best
@@ -139,8 +139,4 @@ def summary(study: Study) -> dict[str, Any]:
             "confirmed": found.confirmed,
             **{name: value if value == value else None for name, value in numbers.items()},
         }
-    return {
-        "study": study.record.to_json(),
-        "best": best,
-        "trials": json.loads(study.trials.to_json(orient="records")),
-    }
+    return {"study": study.record.to_json(), "best": best, "trials": frame_rows(study.trials)}

@@ -45,7 +45,10 @@ def report(
     ] = None,
     format: Annotated[
         ReportFormat,
-        typer.Option(help="html: page with figures; md: text for an issue; json: all data."),
+        typer.Option(
+            help="html: page with figures; md: text for an issue; json: the study, its result "
+            "and a row for each trial."
+        ),
     ] = ReportFormat.HTML,
     store: StoreOption = None,
 ) -> None:
@@ -57,8 +60,8 @@ def report(
       hvd-autosync report last -o report.html
     """
     from hvd_autosync.api.results import Study
-    from hvd_autosync.reporting.closing import store_option
     from hvd_autosync.traces.files import write_file
+    from hvd_autosync.traces.location import store_option
     from hvd_autosync.traces.opening import is_file
 
     found = Study.load(study, store)

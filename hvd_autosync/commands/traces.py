@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +77,7 @@ def show(
     ] = TableFormat.TABLE,
 ) -> None:
     """Print every trial of a study."""
-    from hvd_autosync.traces import trials_frame
+    from hvd_autosync.traces.frames import frame_rows, trials_frame
 
     traces = open_store(store)
     record = traces.study(study)
@@ -89,7 +90,7 @@ def show(
     if format is TableFormat.CSV:
         print(_csv(frame), end="")
     else:
-        print(frame.to_json(orient="records", indent=2))
+        print(json.dumps(frame_rows(frame), indent=2))
 
 
 def _csv(frame: pd.DataFrame) -> str:

@@ -31,6 +31,17 @@ _COLUMNS = (
 _DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
 
 
+def frame_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as values of JSON; ``None``: missing, or no number."""
+    rows = frame.astype(object).to_dict("records")
+    return [{str(name): _plain(value) for name, value in row.items()} for row in rows]
+
+
+def _plain(value: object) -> object:
+    is_none = value is pd.NA or (isinstance(value, float) and not math.isfinite(value))
+    return None if is_none else value
+
+
 def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
     """One row per trial of a study, in order.
 
@@ -44,7 +55,8 @@ def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
         the number of measured steps; ``steps_per_s``; ``speedup`` over the last default
         before it; ``blocked_share``, the share of the measured time that was blocked;
         ``setup_s`` and ``total_s``, seconds; ``reason``; then one column per knob, missing if the
-        strategy does not set it.
+        strategy does not set it. A knob that is named like one of these has ``(knob)`` behind its
+        name.
 
     Raises:
         StoreError: There is no such study.
@@ -58,7 +70,8 @@ def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
     frame: pd.DataFrame = pd.DataFrame(measures, columns=list(_COLUMNS))
     frame["steps"] = frame["steps"].astype("Int64")
     for name in names:
-        frame[name] = _knob_column([trial.strategy.get(name) for trial in trials])
+        column = f"{name} (knob)" if name in (*_COLUMNS, "study") else name
+        frame[column] = _knob_column([trial.strategy.get(name) for trial in trials])
     return frame
 
 

@@ -453,6 +453,31 @@ def test_trials_are_shown_as_table_csv_and_json(study_id: str) -> None:
     assert [row["speedup"] for row in rows] == [1.0, 1.25]
 
 
+def test_texts_that_are_no_unicode_are_in_json_too(store: TraceStore) -> None:
+    reason = "no file 'gr\udcfc\udcdfe'"
+    made = {"settings": StudySettings().to_json(), "versions": {}}
+    study_id = store.create_study(job_key="job", command=("a",), **made).study_id
+    store.describe_task(study_id, None, SPACE)
+    store.ask(study_id, Strategy(), "default", {})
+    store.tell(study_id, 0, measured(0.05))
+    store.ask(study_id, WINNER, "sobol", {})
+    store.tell(study_id, 1, TrialResult(TrialStatus.CRASHED, reason))
+    *_, row = json.loads(run("traces", "show", study_id, "--format", "json").output)
+    assert row["reason"] == reason and row["step_ms"] is None
+    report = json.loads(run("report", study_id, "--format", "json", "-o", "-").output)
+    assert report["trials"][-1] == row
+
+
+def test_what_an_extension_prints_is_no_part_of_the_output(
+    study_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extension = tmp_path / "own.py"
+    extension.write_text("print('loaded')\n")
+    monkeypatch.setenv("HVD_AUTOSYNC_EXTENSIONS", str(extension))
+    done = process("show", study_id, "--take", "winner")
+    assert "loaded" in done.stderr and "loaded" not in done.stdout, done
+
+
 def test_a_study_travels_through_a_file(store: TraceStore, study_id: str, tmp_path: Path) -> None:
     file = str(tmp_path / "study.jsonl")
     assert run("traces", "export", study_id, "-o", file).output.strip() == file
