@@ -86,6 +86,11 @@ class Extensions:
         if not isinstance(spec.knob, Knob):
             raise SpaceError(f"{spec.knob!r:.200} is no knob", hint="Make one with float_knob().")
         _check_name("a knob", spec.name)
+        if spec.name.startswith(tuple(f"{each}_" for each in PARAMETER_CLASSES)):
+            raise SpaceError(
+                f"knob {spec.name} has a name like those of a class of parameters",
+                hint=f"Choose one that does not begin with {', '.join(PARAMETER_CLASSES)}.",
+            )
         _check_callable(f"applies of knob {spec.name}", spec.applies)
         _check_callable(f"narrow of knob {spec.name}", spec.narrow)
         if not isinstance(spec.sets, Variable):

@@ -145,6 +145,7 @@ class KnobRegistry:
         for spec in self:
             knob = spec.narrow(spec.knob, situation) if spec.applies(situation) else None
             if knob is None:
+                absent.add(spec.name)
                 continue
             parent_gone = knob.condition is not None and knob.condition.knob in absent - {*fixed}
             if knob.name in absent or knob.group not in groups or parent_gone:

@@ -98,9 +98,17 @@ def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpa
     tables = document.get("knobs", {})
     knobs: list[Knob] = []
     for knob in space.knobs:
-        knobs.append(_restricted(knob, tables[knob.name]) if knob.name in tables else knob)
+        table = tables.get(knob.name)
+        knobs.append(knob if table is None else _restricted(knob, _possible(knob, table)))
     unmoved = all(new.default == old.default for new, old in zip(knobs, space.knobs, strict=True))
     return SearchSpace(tuple(knobs), space.fixed, holds_job=space.holds_job and unmoved)
+
+
+def _possible(knob: Knob, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a checked table without choices that only other jobs have."""
+    if "choices" not in table or not isinstance(knob, CategoricalKnob):
+        return table
+    return {**table, "choices": [each for each in table["choices"] if each in knob.choices]}
 
 
 def without_choices(space: SearchSpace, unwanted: Mapping[str, Collection[Value]]) -> SearchSpace:
@@ -140,7 +148,7 @@ def space_under(
         for condition in needed.get(knob.name, ()):
             own = _where(own, condition)
         if knob.name in held:
-            own = _fixed(knob, value)
+            own = fixed_knob(knob, value)
         moved = knob.name in held and value != catalogue_knob(knob.name).default
         if (moved or knob.name in needed) and knob.name in values and knob.condition is not None:
             needed.setdefault(knob.condition.knob, []).append(knob.condition)
@@ -176,7 +184,7 @@ def _restricted(knob: Knob, table: object) -> Knob:
                 f"knob {knob.name}: fixed excludes {', '.join(sorted(table.keys() - {'fixed'}))}",
                 hint="Write either fixed, or low, high or choices.",
             )
-        return _fixed(knob, table["fixed"])
+        return fixed_knob(knob, table["fixed"])
     if isinstance(knob, CategoricalKnob):
         choices = table.get("choices", list(knob.choices))
         if not isinstance(choices, list):
@@ -195,7 +203,7 @@ def _restricted(knob: Knob, table: object) -> Knob:
     return knob.restrict(low, high)
 
 
-def _fixed(knob: Knob, value: Value) -> Knob:
+def fixed_knob(knob: Knob, value: Value) -> Knob:
     """Return ``knob`` restricted to one value, as a dimension of zero width."""
     if isinstance(knob, CategoricalKnob):
         return knob.restrict([value])

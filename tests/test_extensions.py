@@ -34,7 +34,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.catalogue import FAMILIES, REGISTRY
 from hvd_autosync.search_space.horovod_settings import kept_by_horovod, launch_knobs
 from hvd_autosync.search_space.knob_spec import KnobSpec, Variable
-from hvd_autosync.search_space.knobs import categorical_knob, integer_knob
+from hvd_autosync.search_space.knobs import Condition, categorical_knob, integer_knob
 from hvd_autosync.search_space.registry import KnobRegistry
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "extending"
@@ -145,6 +145,10 @@ def test_knobs_that_cannot_be_added(registry: KnobRegistry, added: extensions.Ex
         (
             "add_knob(KnobSpec(MINE, Variable('HOROVOD_CYCLE_TIME'), ''))",
             "as knob cycle_time_ms does",
+        ),
+        (
+            "add_knob(KnobSpec(integer_knob('large_pages', 0, 9, 1, help=''), Variable('A'), ''))",
+            "knob large_pages has a name like",
         ),
         ("add_exchange(' ', print)", "has the name ' '"),
         ("add_exchange('gather', object())", "makes exchange 'gather' is <object"),
@@ -293,3 +297,21 @@ def test_a_script_that_passes_a_strategy_finds_the_files_of_the_variable(
         hvd._chosen(wanted, None, optimizer, None)
     monkeypatch.setenv(extensions.VARIABLE, str(EXAMPLES / "gather_exchange.py"))
     assert hvd._chosen(wanted, None, optimizer, None) == (Strategy(wanted), {})
+
+
+def test_a_knob_goes_with_the_one_on_which_it_depends(
+    model: ModelProfile,
+    slow_network: Resources,
+    registry: KnobRegistry,
+    added: extensions.Extensions,
+) -> None:
+    def four_ranks(job: Any) -> bool:
+        return bool(job.resources.world_size == 4)
+
+    parent = categorical_knob("pinned", (False, True), False, help="")
+    added.add_knob(KnobSpec(parent, Variable("HOROVOD_PINNED"), "four ranks", applies=four_ranks))
+    child = integer_knob("pin_from", 0, 3, 0, help="", condition=Condition("pinned", (True,)))
+    added.add_knob(declared(child, "HOROVOD_PIN_FROM"))
+    assert space_names(model, slow_network, registry=registry)[-2:] == ["pinned", "pin_from"]
+    alone = Resources((Host("a", 1),), "cpu", slow_network.build, slow_network.links)
+    assert not {"pinned", "pin_from"} & {*space_names(model, alone, registry=registry)}

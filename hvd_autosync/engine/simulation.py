@@ -21,7 +21,9 @@ from hvd_autosync.search_space import (
     Value,
     build_space,
 )
-from hvd_autosync.search_space.knobs import CategoricalKnob, Knob
+from hvd_autosync.search_space.catalogue import is_exact
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS, CategoricalKnob, Knob
+from hvd_autosync.search_space.restrictions import fixed_knob
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.traces import StudyRecord, TrialRecord
 
@@ -137,19 +139,25 @@ def _space(
     study: StudyRecord, model: ModelProfile, resources: Resources, fixed: dict[str, Value]
 ) -> SearchSpace:
     """Return the space on the other cluster, as the script and the user restrict it."""
-    space = build_space(model, resources, held=fixed)
     if study.space is None or study.task is None:
-        return space
-    # The script or the user fixed the knobs that the study's cluster offers and its space lacks.
-    offered = {k.name: k for k in build_space(model, study.task.resources, held=fixed).knobs}
+        return build_space(model, resources, held=fixed)
     own = {knob.name: knob for knob in study.space.knobs}
+    # A lossy default stays it, as that of a space file or of a training that was tuned live.
+    lossy = {knob.group for knob in own.values() if not knob.exact}
+    groups = () if is_exact(study.space.default) else tuple(sorted(lossy & set(LOSSY_GROUPS)))
+    space = build_space(model, resources, held=fixed, allow=groups)
+    known = build_space(model, study.task.resources, held=fixed, allow=groups)
+    # The script or the user fixed the knobs that the study's cluster offers and its space lacks.
+    offered = {knob.name: knob for knob in known.knobs}
     absent = offered.keys() - own.keys()
-    knobs = tuple(
-        _as_restricted(knob, offered[knob.name], own[knob.name]) if knob.name in offered else knob
-        for knob in space.knobs
-        if knob.name not in absent
-    )
-    return SearchSpace(knobs, space.fixed, holds_job=study.space.holds_job)
+    knobs: dict[str, Knob] = {}
+    for knob in space.knobs:
+        parent_gone = knob.condition is not None and knob.condition.knob not in {*knobs, *fixed}
+        if knob.name in absent or parent_gone or not (knob.exact or knob.name in own):
+            continue
+        here = offered.get(knob.name)
+        knobs[knob.name] = knob if here is None else _as_restricted(knob, here, own[knob.name])
+    return SearchSpace(tuple(knobs.values()), space.fixed, holds_job=study.space.holds_job)
 
 
 def _as_restricted(knob: Knob, offered: Knob, own: Knob) -> Knob:
@@ -158,8 +166,9 @@ def _as_restricted(knob: Knob, offered: Knob, own: Knob) -> Knob:
     Args:
         knob: A knob of the other cluster.
         offered: The knob of the study's cluster.
-        own: The knob of the study.
+        own: The knob of the study; a lossy one keeps its default.
     """
+    own = own if own.exact else fixed_knob(own, own.default)
     default = knob.default if own.default == offered.default else own.default
     if isinstance(knob, CategoricalKnob):
         assert isinstance(offered, CategoricalKnob) and isinstance(own, CategoricalKnob)

@@ -12,12 +12,16 @@ from typer.testing import CliRunner
 from hvd_autosync.commands.cli import app
 from hvd_autosync.cost import Coefficients, CostModel
 from hvd_autosync.cost.hypothetical import hypothetical_resources
-from hvd_autosync.engine.simulation import simulate
+from hvd_autosync.engine.simulation import Simulation, simulate
 from hvd_autosync.search_space import (
     Host,
+    Link,
+    Links,
     ModelProfile,
+    ParameterProfile,
     RankReport,
     Resources,
+    SearchSpace,
     Strategy,
     Task,
     TrialResult,
@@ -207,6 +211,24 @@ def test_what_the_user_and_the_script_decide_stays_so(
     assert not {"cycle_time_ms", "embedding_exchange"} & set(found.best)
 
 
+def of_default(
+    store: TraceStore,
+    model: ModelProfile,
+    resources: Resources,
+    space: SearchSpace,
+    elsewhere: Resources,
+) -> tuple[Simulation, float]:
+    """The simulation of a study that has measured its default alone; the seconds of its steps."""
+    study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
+    store.describe_task(study, Task(model, resources), space)
+    (step_s,) = CostModel(model, resources).predict([space.default], TRUE)
+    store.ask(study, space.default, "default", {})
+    ranks = (RankReport(0, "a", (float(step_s),) * 20),)
+    store.tell(study, 0, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
+    (record,) = store.studies()
+    return simulate(record, store.trials(study), elsewhere), float(step_s)
+
+
 @pytest.mark.parametrize("hosts", [2, 1])
 def test_what_a_space_file_restricts_stays_so(
     tmp_path: Path, model: ModelProfile, slow_network: Resources, hosts: int
@@ -220,15 +242,8 @@ def test_what_a_space_file_restricts_stays_so(
     }
     space = restrict_space(build_space(model, slow_network), {"knobs": tables})
     store = TraceStore(tmp_path / "file.db")
-    study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
-    store.describe_task(study, Task(model, slow_network), space)
-    (step_s,) = CostModel(model, slow_network).predict([space.default], TRUE)
-    store.ask(study, space.default, "default", {})
-    ranks = (RankReport(0, "a", (float(step_s),) * 20),)
-    store.tell(study, 0, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
-    (record,) = store.studies()
     elsewhere = hypothetical_resources(slow_network, hosts, 2)
-    found = simulate(record, store.trials(study), elsewhere)
+    found, step_s = of_default(store, model, slow_network, space, elsewhere)
     names = {knob.name for knob in found.space.knobs}
     for strategy in (found.best, found.space.default):
         assert strategy["cycle_time_ms"] == 40.0 and 2 <= strategy["buckets"] <= 4
@@ -238,3 +253,34 @@ def test_what_a_space_file_restricts_stays_so(
     assert hosts > 1 or "cycle_time_ms" in names
     if hosts > 1:
         assert found.default_s.value == pytest.approx(step_s, rel=0.05)
+
+
+def test_a_knob_goes_with_the_one_that_a_live_training_could_not_change(
+    tmp_path: Path, slow_network: Resources
+) -> None:
+    build = replace(slow_network.build, mpi=True)
+    here = Resources((Host("a", 2),), "cpu", build, Links(overall=Link(2, 2e-4, 2e9)))
+    sparse = ModelProfile(
+        (
+            ParameterProfile("table", (1000, 16), "float32", True, 0, 0.01),
+            ParameterProfile("w", (64, 64), "float32", False, 1, 0.02),
+        ),
+        forward_s=0.01,
+        backward_s=0.02,
+    )
+    space = build_space(sparse, here, owned=["controller"])  # as of a live tuning
+    elsewhere = hypothetical_resources(here, 2, 2, 1e9 / 8)
+    found, _ = of_default(TraceStore(tmp_path / "t.db"), sparse, here, space, elsewhere)
+    names = {knob.name for knob in found.space.knobs}
+    assert not {"controller", "hierarchical_allgather"} & names
+
+
+def test_a_lossy_default_stays_the_default(
+    tmp_path: Path, model: ModelProfile, slow_network: Resources
+) -> None:
+    file = {"knobs": {"large_codec": {"fixed": "fp16"}}}
+    space = restrict_space(build_space(model, slow_network, allow=("codec",)), file)
+    store = TraceStore(tmp_path / "t.db")
+    found, _ = of_default(store, model, slow_network, space, slow_network)
+    assert found.space.default["large_codec"] == "fp16"
+    assert found.best.get("large_codec", "fp16") == "fp16"

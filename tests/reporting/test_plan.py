@@ -208,3 +208,10 @@ def test_after_launched_trials_of_lossy_knobs_exact_ones_are_tuned_live(
         assert f"reuse the winner of study {ids[0]}" in text
         assert (staged in text) is (begins is None) and "unless" not in text, "it is known"
     assert f"by study {ids[1]}" in text
+
+
+@pytest.mark.parametrize("line", ["fixed = 4096", "choices = [1024, 4096]"])
+def test_a_space_file_for_a_large_model_is_shown(store: Any, tmp_path: Path, line: str) -> None:
+    file = tmp_path / "space.toml"
+    file.write_text(f"[knobs.cache_capacity]\n{line}\n")
+    assert "4096" in printed(JOB, store, space=str(file))

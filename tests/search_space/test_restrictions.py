@@ -15,7 +15,7 @@ from hvd_autosync.search_space import (
     check_restrictions,
     restrict_space,
 )
-from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS, CategoricalKnob
 from hvd_autosync.search_space.restrictions import check_allowed
 
 
@@ -112,3 +112,16 @@ def test_knobs_that_no_trial_changes_keep_their_defaults(name: str, table: dict[
         check_allowed({"knobs": {name: table}}, LOSSY_GROUPS)
     assert "--autosync-strategy FILE" in caught.value.hint
     check_allowed({"knobs": {name: {"fixed": catalogue_knob(name).default}}}, ())
+
+
+def test_a_choice_that_this_job_lacks_is_no_restriction(
+    model: ModelProfile, one_host: Resources
+) -> None:
+    def choices(*wanted: int) -> object:
+        tables = {"cache_capacity": {"choices": list(wanted)}}
+        return restrict_space(build_space(model, one_host), {"knobs": tables})["cache_capacity"]
+
+    found = choices(1024, 4096)
+    assert isinstance(found, CategoricalKnob) and found.choices == (1024,)
+    with pytest.raises(SpaceError, match="no choice is left"):
+        choices(4096)
