@@ -25,6 +25,8 @@ from hvd_autosync.util.versions import MEASURED, other_versions
 #: Maximum number of trials before confirmation if a job is tuned again, because of drift or because
 #: the loss guard abandoned its winner.
 RETUNE_TRIALS = 8
+#: Settings that are not stored where they are these.
+_LEFT_OUT: dict[str, object] = {"mode": "launched", "excluded": [], "judged_by": ""}
 
 
 def winner_for(study: StudyRecord, job: Job) -> Strategy:
@@ -162,8 +164,12 @@ def why_not_resumed(
     """
     own = settings.to_json()
     if study.settings != own:
-        pairs = {name: (value, own.get(name)) for name, value in study.settings.items()}
-        texts = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
+        was, now = {**_LEFT_OUT, **study.settings}, {**_LEFT_OUT, **own}
+        texts = [
+            f"{name} {was.get(name)}, now {value}"
+            for name, value in now.items()
+            if was.get(name) != value
+        ]
         return f"has other settings ({'; '.join(texts) or 'of another version'})"
     measured = {name: study.versions[name] for name in MEASURED if name in study.versions}
     if apart := "; ".join(other_versions(measured)):

@@ -26,6 +26,8 @@ from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecor
 
 #: Wall-clock interval between progress reports of a played trial, seconds.
 _TICK_S = 0.1
+#: Longer ones are no durations of trials, but of traces that were edited.
+_LONGEST_S = 7 * 86_400.0
 #: Kinds of trials that the study itself or our learner asks for.
 _ASKED_BY_US = ("default", "sobol", "model", "quality", "confirm")
 
@@ -63,7 +65,7 @@ def play(
     for record in told:
         assert record.result is not None
         listener.on_ask_start(again)
-        sleep(_finite(record.info_number("ask_s")) / speed)
+        sleep(_duration(record.info_number("ask_s")) / speed)
         number = store.ask(study.study_id, record.strategy, record.kind, record.info)
         trial = Trial(number, record.kind, record.strategy)
         listener.on_trial_start(again, trial)
@@ -86,9 +88,12 @@ def _play_trial(
 ) -> None:
     """Report the progress of a trial at the recorded times of its steps."""
     steps = [sum(row) / len(row) for row in zip(*(r.step_s for r in result.ranks), strict=False)]
-    ends = _finite(result.setup_s) + np.cumsum(steps)
-    total_s = max(_finite(result.total_s), float(ends[-1]) if len(ends) else 0.0)
-    for at in np.arange(0.0, total_s, _TICK_S * speed) if math.isfinite(speed) else ():
+    ends = _duration(result.setup_s) + np.cumsum(steps)
+    steps_s = float(ends[-1]) if len(ends) else 0.0
+    total_s = max(_duration(result.total_s), _duration(steps_s))
+    tick_s = _TICK_S * speed
+    for tick in range(math.ceil(total_s / tick_s)):
+        at = tick * tick_s
         done = int(np.searchsorted(ends, at, side="right"))
         phase = (
             "starting"
@@ -99,13 +104,14 @@ def _play_trial(
             if done < len(ends)
             else "ending"
         )
-        progress = TrialProgress(phase, done, len(ends), float(at))
+        progress = TrialProgress(phase, done, len(ends), at)
         listener.on_trial_progress(study, trial, progress)
-        sleep(min(_TICK_S, (total_s - float(at)) / speed))
+        sleep(min(_TICK_S, (total_s - at) / speed))
 
 
-def _finite(seconds: float) -> float:
-    return seconds if math.isfinite(seconds) else 0.0
+def _duration(seconds: float) -> float:
+    """Return a recorded duration; 0 for what is none, as in a trace that was edited."""
+    return seconds if 0 <= seconds <= _LONGEST_S else 0.0
 
 
 @dataclass(frozen=True)
@@ -160,7 +166,7 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
         told = counted(space, trials[:number], live=settings.mode == "live")
         known = [_as_of(trial, moment) for trial in told]
         seen = [trial for trial in known if trial is not None]
-        if not seen:  # those before were lost with their driver
+        if all(trial.kind != "default" for trial in seen):  # it was lost with its driver
             return TrialRequest(Strategy(), "default")
         return Decision(problem, settings, learner, seen).next()
 

@@ -71,6 +71,7 @@ from hvd_autosync.traces.owner import HEARTBEAT_S
 from hvd_autosync.util.versions import other_versions
 
 _AGAIN = "to tune again: --autosync-reuse never"
+_ENDED_ELSEWHERE = "the loss guard has ended its lossy knobs in another training of this job"
 
 
 class TuningInterrupted(KeyboardInterrupt):
@@ -172,9 +173,8 @@ def tune(
     if known is not None:
         feasible = without_excluded(known, excluded)
         if feasible is not known:
-            listener.on_notice(
-                f"study {known.study_id}: {fallback_line(known)}; this strategy is not used again"
-            )
+            why = fallback_line(known) or _ENDED_ELSEWHERE
+            listener.on_notice(f"study {known.study_id}: {why}; this strategy is not used again")
         unfit = why_not_in_place(feasible, fixed, unwanted)
         again = unfit or why_again(known, feasible, options)
         if not again:

@@ -33,6 +33,7 @@ from hvd_autosync.search_space import (
     TrialResult,
     TrialStatus,
 )
+from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study.budget import Budget
 from hvd_autosync.study.candidate_selection import may_be_used
 from hvd_autosync.study.confirm import LAUNCHES_DIFFER
@@ -210,7 +211,8 @@ class AskTellStudy:
             StoreError: The store cannot be read.
         """
         trials = self._counted()
-        return self._decision(trials).next() if trials else TrialRequest(Strategy(), "default")
+        known = any(trial.kind == "default" for trial in trials)  # it may be lost beside others
+        return self._decision(trials).next() if known else TrialRequest(Strategy(), "default")
 
     def ask(self) -> Trial | None:
         """Return the next trial and commit it to the store; ``None`` if the study has ended.
@@ -369,7 +371,7 @@ def _step_times(trial: Trial, outcome: Sequence[float]) -> tuple[float, ...]:
     """Return the seconds of measured steps.
 
     Raises:
-        StudyError: ``outcome`` is something else, has no step, or a trimmed mean of 0.
+        StudyError: ``outcome`` is something else, has too few steps, or a trimmed mean of 0.
     """
     hint = "Tell the seconds of each measured step, or a TrialResult, as of a trial that failed."
     try:
@@ -381,6 +383,9 @@ def _step_times(trial: Trial, outcome: Sequence[float]) -> tuple[float, ...]:
     wrong = next((s for s in step_s if not 0 <= s < math.inf), None)
     if wrong is not None:
         raise StudyError(f"trial {trial.number}: a step cannot take {wrong} s", hint=hint)
+    if (count := len(step_s)) < MIN_MEASURED_STEPS:
+        few = f"it has {count} of the {MIN_MEASURED_STEPS} steps that a step time needs"
+        raise StudyError(f"trial {trial.number}: {few}", hint=hint)
     if StepTime.from_steps(step_s).mean_s == 0:
         raise StudyError(f"trial {trial.number}: its steps take 0 s on average", hint=hint)
     return step_s

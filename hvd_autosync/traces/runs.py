@@ -61,9 +61,11 @@ def insert_run(connection: Connection, run: RunRecord) -> int:
     row = run.to_json()
     row["result"] = {name: row.pop(name) for name in _RESULT}
     del row["number"]
+    number = -1
     for tries_left in reversed(range(_TRIES)):
         last = connection.execute(query).scalar()
-        number = 0 if last is None else int(last) + 1
+        # A transaction of MySQL does not see what others have written meanwhile.
+        number = max(number, -1 if last is None else int(last)) + 1
         try:
             with connection.begin_nested():
                 connection.execute(RUNS.insert().values(number=number, **row))

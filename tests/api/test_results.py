@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hvd_autosync.api.results import Study
 from hvd_autosync.errors import StudyError
-from hvd_autosync.search_space import SearchSpace, catalogue_knob
+from hvd_autosync.search_space import SearchSpace, Strategy, catalogue_knob
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.fallbacks import without_excluded
 from hvd_autosync.study.values import Conclusion, StudySettings
@@ -78,3 +79,15 @@ def test_the_best_of_a_study_that_runs_elsewhere_is_that_of_now(tmp_path: Path) 
     assert not there.best.confirmed
     here.finish(Conclusion(SPACE.default, "nothing was faster", "all trials were used", 0.1))
     assert there.best.confirmed and there.record.status is StudyStatus.FINISHED
+
+
+def test_a_knob_of_the_catalogue_may_have_a_wider_range(tmp_path: Path) -> None:
+    wide = replace(catalogue_knob("buckets"), high=128)  # type: ignore[call-arg]
+    made = Study.create(SearchSpace((wide,)), store=str(tmp_path / "t.db"))
+    trial = made.ask()
+    assert trial is not None
+    made.tell(trial, [0.1] * 20)
+    many = Strategy({"buckets": 100})
+    won = Comparison(many, 1.2, 1.1, 1.3, 3)
+    made.finish(Conclusion(many, "it was faster", "all trials were used", 0.1, (won,)))
+    assert made.best.strategy == many and "1.20x" in str(made.best)

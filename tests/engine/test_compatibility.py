@@ -93,3 +93,14 @@ def test_a_study_is_resumed_under_the_versions_that_it_has_measured(
     found = why_not_resumed(study, settings, (), {})
     assert found.startswith(why) and bool(found) == bool(why)
     assert why_not_resumed(replace(study, versions={}), settings, (), {}) == ""
+
+
+@pytest.mark.parametrize(("was", "now"), [("launched", "live"), ("live", "launched")])
+def test_another_mode_is_named_as_the_reason(was: str, now: str) -> None:
+    """The settings leave out what is as it was before there was a choice."""
+    study = StudyRecord(
+        *("1", "", "", (), StudySettings(mode=was).to_json(), deciding_versions()),
+        *(StudyStatus.RUNNING, None, None, None, None),
+    )
+    found = why_not_resumed(study, StudySettings(mode=now), (), {})
+    assert found == f"has other settings (mode {was}, now {now})"

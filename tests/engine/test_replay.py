@@ -87,6 +87,21 @@ def test_playing_takes_the_time_that_it_took_over_the_speed(recorded: AskTellStu
     assert {each.phase for each in progress} >= {"measuring"}
 
 
+@pytest.mark.parametrize("edited", [{"ask_s": -1.0}, {"ask_s": 1e300}, {"total_s": 1e300}])
+def test_a_trace_that_was_edited_is_played(
+    edited: dict[str, float], recorded: AskTellStudy
+) -> None:
+    slept: list[float] = []
+    first, *others = recorded.history
+    assert first.result is not None
+    if "ask_s" in edited:
+        first = replace(first, info={**first.info, **edited})
+    else:
+        first = replace(first, result=replace(first.result, **edited))
+    play(recorded.record, [first, *others], Watching(), 10.0, slept.append)  # type: ignore[arg-type]
+    assert slept and min(slept) >= 0 and sum(slept) < 1e6
+
+
 def test_a_study_that_measured_nothing_is_not_played(store: TraceStore) -> None:
     empty = AskTellStudy.create(SPACE, store=store)
     with pytest.raises(StudyError, match="no trials to replay"):

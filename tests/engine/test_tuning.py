@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from hvd_autosync.engine import tuning
 from hvd_autosync.engine.compatibility import why_again
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.study_options import settings_of, tuning_key
+from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
 from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune
 from hvd_autosync.errors import ConfigurationError, DefaultTrialError, ShortJobError, StoreError
 from hvd_autosync.launch.job import Job
@@ -178,9 +178,19 @@ def test_what_the_guard_has_ended_is_left_whatever_groups_are_allowed(
     store, runner = TraceStore(options.store), MagicMock()
     runner.run.side_effect = Launched
     study_id = ended_by_the_guard(store, tuning_key(job, options, {}))
+    now, listener = replace(options, **given), MagicMock()
+    restrictions = load_restrictions(now.space, now.allow)
+    other = store.create_study(
+        job_key=tuning_key(job, now, restrictions), command=(), settings={}, versions={}
+    )
+    conclusion = Conclusion(Strategy({"local_steps": 4}), "it won", "", 0.1, ()).to_json()
+    store.describe_task(other.study_id, TASK, store.study(study_id).space)
+    store.finish(other.study_id, StudyStatus.FINISHED, conclusion, Strategy({"local_steps": 4}))
     with pytest.raises(Launched):
-        tune(job, replace(options, **given), MagicMock(), runner=runner)
-    (running,) = (s for s in store.studies() if s.study_id != study_id)
+        tune(job, now, listener, runner=runner)
+    (notice, *_) = (call.args[0] for call in listener.on_notice.mock_calls)
+    assert f"study {other.study_id}: the loss guard has ended its lossy knobs" in notice
+    (running,) = (s for s in store.studies() if s.study_id not in (study_id, other.study_id))
     settings = StudySettings.from_json(running.settings)
     assert settings.excluded == (Strategy({"local_steps": 4}),)
 

@@ -1047,3 +1047,24 @@ def test_another_process_may_ask_in_a_study_that_it_has_loaded(tmp_path: Path) -
     assert trial is not None
     study.tell(trial, [0.1] * 12)
     assert store.interrupted() == frozenset(), "it belongs to who asks"
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_too_few_steps_for_a_step_time_are_refused(tmp_path: Path, count: int) -> None:
+    one = study(tmp_path)
+    trial = one.ask()
+    assert trial is not None
+    with pytest.raises(StudyError, match=f"{count} of the 5 steps"):
+        one.tell(trial, [0.1] * count)
+    assert one.history[0].result is None
+    one.tell(trial, [0.1] * 5)
+    assert one.history[0].result is not None and one.history[0].result.step_time is not None
+
+
+def test_a_default_that_was_lost_beside_others_is_measured_again(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=6), SimulatedJob()
+    default, other = one.ask(), one.ask()
+    assert default is not None and other is not None
+    one.tell(other, job.steps(other.strategy))
+    again = AskTellStudy(one.store, one.record).ask()  # its driver has died
+    assert again is not None and (again.kind, again.strategy) == ("default", default.strategy)
