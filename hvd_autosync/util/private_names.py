@@ -77,7 +77,6 @@ PRIVATE_NAMES = (
             "runtime/exchange/deferred_update.py",
             "runtime/exchange/factors.py",
             "runtime/exchange/lossless_sum.py",
-            "runtime/sync/averaging.py",
             "runtime/sync/shards.py",
         ),
         "whether a tensor was changed in place",

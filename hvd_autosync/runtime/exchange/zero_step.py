@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from hvd_autosync.runtime.exchange.changed_gradients import sum_of_bits
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element
+from hvd_autosync.runtime.state.optimizer_states import OptimizerStates
 from hvd_autosync.runtime.state.partition import Part, put_together
 from hvd_autosync.runtime.state.states import Entry, encode_entries, parameters_of, take_states
 
@@ -38,20 +38,6 @@ class FetchedStates:
     def answer(self) -> bytes:
         """Return the states, encoded for another rank."""
         return encode_entries(self.entries)
-
-
-class _OptimizerStates(defaultdict[Any, Any]):
-    """An optimizer's dictionary of states, without those of parts between steps.
-
-    Attributes:
-        cleared: Whether the script has cleared it since the last step.
-    """
-
-    cleared = False
-
-    def clear(self) -> None:
-        super().clear()
-        self.cleared = True
 
 
 class ZeroStep:
@@ -98,7 +84,7 @@ class ZeroStep:
         #: State of each part between steps.
         self._states: dict[torch.nn.Parameter, dict[str, Any]] = {}
         #: What the optimizer held after the last step.
-        self._left = _OptimizerStates()
+        self._left = OptimizerStates()
         self._fetched = fetched
 
     def vote(self, *, in_step: bool) -> None:
@@ -150,10 +136,7 @@ class ZeroStep:
                 state = self._optimizer.state.pop(part.values, None)
                 if state:
                     self._states[part.values] = state
-        if not isinstance(self._optimizer.state, _OptimizerStates):
-            self._optimizer.state = _OptimizerStates(dict, self._optimizer.state)
-        self._left = self._optimizer.state
-        self._left.cleared = False
+        self._left = OptimizerStates.put_into(self._optimizer)
         self._fetched.entries = self._entries()
         return True
 
@@ -199,7 +182,7 @@ class ZeroStep:
 
         It does so on all ranks, as with any optimizer whose replicas are to stay equal.
         """
-        if self._apart and (self._optimizer.state is not self._left or self._left.cleared):
+        if self._apart and self._left.reset_in(self._optimizer):
             self.forget()
 
     def _buckets(self) -> list[ZeroBucket]:

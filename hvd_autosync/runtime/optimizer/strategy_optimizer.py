@@ -66,6 +66,7 @@ def make_strategy_optimizer(
         "add_param_group": _add_param_group,
         "average": _average,
         "_in_step": False,
+        "_stepping": False,
         "_sync": Synchronizer(plan),  # for copies, which synchronize nothing
         "_hvd_autosync_method": property(_method),
         "_hvd_autosync_average": _average,
@@ -131,13 +132,32 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     self._in_step = self._should_synchronize and closure is None and not has_step_hooks(self)
     if self._should_synchronize:
         _settle_skipped(self)  # its collectives must not run under a lock
+    if closure is not None:
+        wholes = [group["params"] for group in self.param_groups]
+        closure = partial(_with_all_parameters, self, wholes, closure)
+    self._stepping = True
     try:
         result = sync.method.run_step(partial(_horovods_class.step, self, closure))
     finally:
-        self._in_step = False
+        self._in_step = self._stepping = False
     with Waiting(current.waited):
         sync.end_step()
     return result
+
+
+def _with_all_parameters(self: Any, wholes: list[Any], closure: Callable[[], Any]) -> Any:
+    """Call a closure, which finds in the groups what the script has put there.
+
+    A method may have emptied them for the optimizer's own step.
+    """
+    now = [group["params"] for group in self.param_groups]
+    for group, params in zip(self.param_groups, wholes, strict=True):
+        group["params"] = params
+    try:
+        return closure()
+    finally:
+        for group, params in zip(self.param_groups, now, strict=True):
+            group["params"] = params
 
 
 def _synchronize(self: Any) -> None:
@@ -152,7 +172,7 @@ def _synchronize(self: Any) -> None:
 def _settle_skipped(self: Any) -> bool:
     """Count a skipped step if there are gradients of another one; return whether there are."""
     fresh = bool(self._handles) or not self._synchronized
-    if fresh:
+    if fresh and not self._stepping:  # several evaluations by a closure are one step
         self._sync.method.settle_skipped()
     return fresh
 

@@ -87,6 +87,8 @@ class Epochs:
 
     def on_begin(self, loader: Any, iterator: Any) -> None:
         """An epoch begins."""
+        key = id(iterator)
+        self.on_iterator_gone(key)  # persistent workers keep theirs, whose last epoch is over
         on_begin = None if self._on_begin is None else self._on_begin()
         if on_begin is not None:
             on_begin(loader, iterator)
@@ -94,7 +96,6 @@ class Epochs:
             batches = len(loader)
         except Exception:  # as its dataset or sampler likes
             return  # a stream, whose end is unknown
-        key = id(iterator)
         reference = weakref.ref(iterator, functools.partial(_on_gone, weakref.ref(self), key))
         self._epochs[key] = _Epoch(reference, batches, loader.batch_size)
 

@@ -24,6 +24,9 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_order
 from hvd_autosync.runtime.collectives.messaging import open_endpoint
 from hvd_autosync.runtime.collectives.operations import rank, size
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
+from hvd_autosync.runtime.exchange.changed_gradients import HELD, ChangedGradients
+from hvd_autosync.runtime.state.optimizer_states import OptimizerStates
 from hvd_autosync.runtime.state.states import encode_entries, parameters_of
 from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push
 from hvd_autosync.runtime.sync.shards import ServerBucket, Share, make_buckets
@@ -86,6 +89,12 @@ class Asynchronous:
         self._server: ParameterServer | None = None
         self.segment = 0
         self._awaited = 0
+        #: Whether nothing is pushed before the end of a step, as in the first one.
+        self._holds = True
+        #: Notices what the script changes between backward and the step; ``None``: it does.
+        self._changes: ChangedGradients | None = ChangedGradients(with_bits=True)
+        #: What the optimizer has instead of the states that are with the servers.
+        self._left = OptimizerStates()
         #: Segment and clock of the step that has begun.
         self._begun = 0, 0
         #: Guards what the service thread changes: the server, versions, and answers awaited.
@@ -114,6 +123,7 @@ class Asynchronous:
         shares = [Share(bucket, rank(), self._optimizer) for bucket in self._buckets]
         for parameter in self._of:
             self._optimizer.state.pop(parameter, None)
+        self._left = OptimizerStates.put_into(self._optimizer)
         with self._changed:
             self._versions.clear()
             self._server = ParameterServer(shares, size(), self._protocol, summed=self._summed)
@@ -147,10 +157,17 @@ class Asynchronous:
         self._endpoint.check()
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
-        """A gradient is complete; its bucket is pushed when all of its gradients are."""
+        """A gradient is complete; its bucket is pushed when all of its gradients are.
+
+        Not where the script changes gradients before the step: then it is pushed there.
+        """
         bucket = self._of[parameter]
         with self._changed:
             self._begin_step()
+            if self._changes is not None and parameter.grad is not None:
+                self._changes.note(parameter, parameter.grad)
+        if self._holds:
+            return
         bucket.keep_gradient(parameter)
         with self._changed:  # backward runs hooks in one thread for each device
             missing = self._missing[bucket]
@@ -167,9 +184,10 @@ class Asynchronous:
 
         Raises:
             AutosyncError: As of :meth:`check`.
-            ConfigurationError: The script has changed parameters itself.
+            ConfigurationError: The script has changed parameters or states itself.
         """
         self._begin_step()
+        self._notice_changes()
         for bucket, missing in self._missing.items():
             if missing and skipped:
                 self._ask(bucket, {"kind": _SKIP, "clock": self.clock + 1})
@@ -183,7 +201,13 @@ class Asynchronous:
         self._expect_gradients()
 
     def drain(self) -> None:
-        """Tell all servers that this rank has made its last step of this segment."""
+        """Tell all servers that this rank has made its last step of this segment.
+
+        Raises:
+            ConfigurationError: As of :meth:`exchange`.
+        """
+        if self._begun != (self.segment, self.clock):  # else a step has found it
+            self._check_parameters(everything=False)
         for owner in range(size()):
             self._send(owner, {"kind": _DRAIN})
 
@@ -221,12 +245,23 @@ class Asynchronous:
         Pulled ones may arrive from then on.
 
         Raises:
-            ConfigurationError: The script itself has changed parameters, which would be lost.
+            ConfigurationError: The script itself has changed parameters or states, which would be
+                lost.
         """
         if self._begun == (self.segment, self.clock):
             return
         self._begun = self.segment, self.clock
         everything = self.clock < _CHECKED or self.clock % _CHECK_EVERY == 0
+        self._check_parameters(everything=everything)
+        if self._left.reset_in(self._optimizer):
+            raise ConfigurationError(
+                "the script has cleared or replaced the states of its optimizer, which are with "
+                "their owners, during steps without a barrier: that would be lost",
+                hint="Leave the protocol knobs out of the strategy of this script.",
+            )
+
+    def _check_parameters(self, *, everything: bool) -> None:
+        """Check that the script itself has changed none: all, or those that were written to."""
         for bucket in self._buckets:
             if (everything or bucket.moved()) and not bucket.untouched():
                 raise ConfigurationError(
@@ -234,6 +269,17 @@ class Asynchronous:
                     "load_state_dict(), during steps without a barrier: the change would be lost",
                     hint="Leave the protocol knobs out of the strategy of this script.",
                 )
+
+    def _notice_changes(self) -> None:
+        """Push nothing before a step from now on if the script changes gradients before it."""
+        if self._changes is None:
+            return
+        self._holds = self._changes.found()
+        self._changes.clear()
+        self._changes.with_bits = False
+        if self._holds:
+            self._changes = None
+            warn_on_rank_0(HELD)
 
     def _expect_gradients(self) -> None:
         self._missing = {bucket: set(bucket.parameters) for bucket in self._buckets}

@@ -241,10 +241,11 @@ class NoBarrier:
         return encode_entries([]) if self._made is None else self._made.encoded_states()
 
     def close(self) -> None:
-        """Close what other ranks are connected to; on all ranks, between two phases."""
+        """Close and drop what other ranks are connected to; on all ranks, between two phases."""
         self._close_server()
         if self._made is not None:
             self._made.close()
+            self._made = None
 
     @property
     def _owner(self) -> Any:

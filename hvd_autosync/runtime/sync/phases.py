@@ -100,16 +100,8 @@ class ProtocolPhases(Nested, JoinHook):
         replicas = Replicas(name, optimizer)
         self._membership = Membership(replicas, summed=summed)
         self._stragglers = StragglerPolicy(protocol.stragglers, size())
-        self._no_barrier = NoBarrier(
-            name,
-            optimizer,
-            protocol,
-            guard_handler,
-            self._stragglers,
-            self._sample_counter,
-            replicas,
-            summed=summed,
-        )
+        shared = guard_handler, self._stragglers, self._sample_counter, replicas
+        self._no_barrier = NoBarrier(name, optimizer, protocol, *shared, summed=summed)
         self.compute_timer = ComputeTimer()
 
     @property
@@ -186,7 +178,7 @@ class ProtocolPhases(Nested, JoinHook):
         if not self.running:
             self.inner.settle_skipped()
         elif self._no_barrier.owed:
-            self._owner._sync.end_step()
+            self._owner._sync.end_skipped()
 
     def on_skip(self) -> None:
         """A gradient scaler may have skipped the step; without a barrier, of this rank alone."""
@@ -240,6 +232,11 @@ class ProtocolPhases(Nested, JoinHook):
             self._meet(ended=True, interrupted=True)
         # Else ranks step together and have the same parameters.
 
+    def about_to_join(self) -> None:
+        """Stop where all ranks do: without a barrier others may wait for steps of this one."""
+        if self.running:
+            self.at_sync_point(SyncPoint.EPOCH_END)
+
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective."""
         self._membership.unequal = False
@@ -256,6 +253,8 @@ class ProtocolPhases(Nested, JoinHook):
         """Stay synchronous from now on, with equal batches."""
         if together:
             self._equalize()
+        if not self.running:
+            self._no_barrier.close()
         super().make_exact(together=together)
 
     def before_more_parameters(self) -> None:

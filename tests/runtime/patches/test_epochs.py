@@ -169,3 +169,16 @@ def test_an_epoch_that_goes_on_after_an_evaluation_ends_with_its_iterator(new_ba
     assert points.seen == []
     del iterator
     assert points.seen == [SyncPoint.EPOCH_END]
+
+
+def test_an_epoch_left_early_ends_where_persistent_workers_begin_another() -> None:
+    points = Noted()
+    epochs = Epochs(points)
+    loader: Any = DataLoader(
+        torch.zeros(4, 2), batch_size=1, num_workers=1, persistent_workers=True
+    )
+    next(iter(loader))
+    epochs.stepped()
+    points.replicas_in_sync = False
+    iter(loader)
+    assert points.seen == [SyncPoint.EVALUATION, SyncPoint.EPOCH_END]

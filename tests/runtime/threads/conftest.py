@@ -163,7 +163,11 @@ def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setattr(owner, name, lambda _: nothing)
     # As in a trial: no loss guard, which would share the losses of all ranks.
-    monkeypatch.setattr(current, "run", SimpleNamespace(averaged_between_steps=lambda _: None))
+    monkeypatch.setattr(
+        current,
+        "run",
+        SimpleNamespace(averaged_between_steps=lambda _: None, optimizer_stepped=lambda _: None),
+    )
     monkeypatch.setattr(current, "waited", lambda _: None)
     monkeypatch.setattr(dispatcher, "_PAUSE_S", 0)
     monkeypatch.setattr(agreement, "_LOOK_S", 0)

@@ -8,7 +8,7 @@ those of plain SGD: so where ranks meet, each gradient has been used once, whoev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -578,3 +578,108 @@ def test_failures_end_all_ranks(
     failed = [each for each in seen if isinstance(each, BaseException)]
     assert len(failed) in (0, case.ranks)
     assert all(isinstance(each, (CollectiveError, RankDied, AutosyncError)) for each in failed)
+
+
+@pytest.mark.parametrize("protocol", [Protocol("asp"), Protocol("ssp", staleness=0)])
+def test_a_factor_of_all_gradients_takes_effect_without_a_barrier(
+    protocol: Protocol, loader: Any, begin: Any
+) -> None:
+    def body() -> list[torch.Tensor]:
+        own = begin(_SHAPES, SyncPlan(protocol=protocol))
+
+        def halve() -> None:
+            for each in own.parameters:
+                each.grad.mul_(0.5)
+
+        for at in loader(own.epochs, 6):
+            gradients = {place: gradient(rank(), 0, at, place) for place in range(len(_SHAPES))}
+            own.step(gradients, between=halve)
+        assert own.method.running
+        return list(own.values())
+
+    for values in ThreadRanks(2, seed=1).run(body):
+        for place, value in enumerate(values):
+            total = sum(gradient(of, 0, at, place) for of in range(2) for at in range(6))
+            torch.testing.assert_close(value, 1 - 0.5 * _RATE * total / 2, rtol=1e-5, atol=1e-4)
+
+
+def test_a_rank_that_joins_in_the_middle_of_an_epoch_keeps_nobody_waiting(begin: Any) -> None:
+    def body() -> list[torch.Tensor]:
+        own = begin(_SHAPES, SyncPlan(protocol=Protocol("ssp", staleness=1)))
+        for epoch in range(3):
+            for at in range(4 + 6 * rank()):
+                own.step({p: gradient(rank(), epoch, at, p) for p in range(len(_SHAPES))})
+            join()
+            own.sync.at_sync_point(SyncPoint.SCRIPT)
+        assert own.method.running
+        return list(own.values())
+
+    first, second = ThreadRanks(2, seed=1).run(body)
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("what", ["parameters", "states"])
+def test_what_the_script_changes_after_the_last_step_is_not_lost_silently(
+    what: str, loader: Any, begin: Any
+) -> None:
+    def body() -> None:
+        own = begin(_SHAPES, SyncPlan(protocol=Protocol("asp")), momentum=0.9)
+        for epoch in range(3):
+            for at in loader(own.epochs, 6):
+                own.step({p: gradient(rank(), epoch, at, p) for p in range(len(_SHAPES))})
+                if (epoch, at) == (1, 5) and what == "states":
+                    own.optimizer.state.clear()
+                elif (epoch, at) == (1, 5):
+                    with torch.no_grad():
+                        own.parameters[0].zero_()
+
+    outcomes = ThreadRanks(2, seed=1).outcomes(body)
+    assert any("the script has c" in str(each) for each in outcomes), outcomes
+
+
+class _Iterator:
+    _num_yielded = 0
+
+
+class Kept:
+    """A loader whose only iterator lives on, as with persistent workers."""
+
+    sampler = batch_sampler = None
+    batch_size = 4
+
+    def __init__(self, epochs: Any) -> None:
+        self._epochs, self._iterator = epochs, _Iterator()
+
+    def __len__(self) -> int:
+        return 30
+
+    def first(self, batches: int) -> Iterator[int]:
+        """Batches of an epoch that is left early."""
+        own, key = self._iterator, id(self._iterator)
+        own._num_yielded = 0
+        self._epochs.on_begin(self, own)
+        for at in range(batches):
+            if self._epochs.is_truncated(key):
+                self._epochs.on_exhausted(key)
+                return
+            own._num_yielded += 1
+            self._epochs.on_batch(key, at)
+            yield at
+
+
+def test_a_straggler_returns_though_epochs_are_left_early(begin: Any) -> None:
+    def body() -> list[int]:
+        own = begin(_SHAPES, SyncPlan(protocol=Protocol(share=1.0, stragglers="elastic")))
+        epoch, made, kept = 0, [], Kept(own.epochs)
+        own.method.compute_timer = Timer(lambda: 3.0 if epoch == 0 and rank() == 1 else 1.0)
+        for epoch in range(3):
+            made.append(0)
+            for at in kept.first(24):
+                own.step({p: gradient(rank(), epoch, at, p) for p in range(len(_SHAPES))})
+                made[-1] += 1
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        join()
+        return made
+
+    first, second = ThreadRanks(2, seed=1).run(body)
+    assert first == [24] * 3 and second[0] < 24 and second[1:] == [24, 24]

@@ -114,6 +114,26 @@ def case_ssp_of_no_staleness_is_bsp():
         assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
+def case_a_closure_may_compute_the_gradients():
+    found = []
+    for protocol in (Protocol("ssp", 0), None):
+        model, optimizer = phases(protocol, plain)
+        for number in loader(8):
+
+            def closure(model=model, optimizer=optimizer, number=number):
+                optimizer.zero_grad()
+                loss = model(batch(int(number))).pow(2).mean()
+                loss.backward()
+                optimizer.synchronize()
+                return loss
+
+            with optimizer.skip_synchronize():
+                optimizer.step(closure)
+        assert protocol is None or phases_of(optimizer).running
+        found.append(list(model.parameters()))
+    assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
 def case_asp_and_ssp_train_and_are_equal_after_every_pass():
     for protocol in (ASP, Protocol("ssp", 2), Protocol("asp", momentum="ramped")):
         model, optimizer = phases(protocol)
@@ -539,6 +559,7 @@ def case_a_loss_that_is_no_number_ends_steps_without_a_barrier():
                 optimizer.step()
             assert together(model) and all(p.isfinite().all() for p in model.parameters())
             assert guard_of(optimizer) is None and not phases_of(optimizer).running
+            assert phases_of(optimizer)._no_barrier._made is None, "it is over for good"
             passes(model, optimizer, 10)
             assert not phases_of(optimizer).running
         assert ("is not finite at step" in said.getvalue()) == (hvd.rank() == 0)
