@@ -275,7 +275,7 @@ class PowerSGD(Codec):
         # At least float32: LAPACK has no half precision.
         left.copy_(torch.linalg.qr(left.to(torch.promote_types(left.dtype, torch.float32))).Q)
         torch.matmul(matrix.T, left, out=right)
-        own = left @ right.T
+        own = torch.matmul(left, right.T, out=torch.empty_like(matrix))  # not as autocast says
         matrix.sub_(own)
         matrix.view(-1)[self.size :].zero_()
         yield from allreduce(right, f"{name}.right", scaling, among)

@@ -44,7 +44,7 @@ from hvd_autosync.util.weak_methods import once_gone
 
 _T = TypeVar("_T")
 #: Keys of entries of checkpoints, which are part of their format.
-_CODEC_STATES = "hvd_autosync_codecs"
+CODEC_STATES = "hvd_autosync_codecs"
 _CODEC_RANK = "hvd_autosync_codecs_rank"
 
 
@@ -248,11 +248,11 @@ class GradientExchange(SyncMethod):
     def state_dict(self) -> dict[str, Any]:
         """Entries of a checkpoint: what error feedback keeps."""
         states = self.dispatcher.codec_states()
-        return {_CODEC_STATES: states, _CODEC_RANK: rank()} if states else {}
+        return {CODEC_STATES: states, _CODEC_RANK: rank()} if states else {}
 
     def load_state_dict(self, entries: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was called."""
-        self.dispatcher.load_codec_states(entries.get(_CODEC_STATES, {}), entries.get(_CODEC_RANK))
+        self.dispatcher.load_codec_states(entries.get(CODEC_STATES, {}), entries.get(_CODEC_RANK))
 
     def make_exact(self, *, together: bool) -> None:
         """Exchange all gradients uncompressed from now on."""
@@ -267,7 +267,7 @@ class GradientExchange(SyncMethod):
         if self._deferred_update is not None:
             self._deferred_update.close()
         self.make_whole()
-        entries = {_CODEC_STATES: self.dispatcher.codec_states()}
+        entries = {CODEC_STATES: self.dispatcher.codec_states()}
         self.abandon()
         return entries
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all
+from hvd_autosync.runtime.collectives.agreement import agree_any, agree_steps, same_on_all
 from hvd_autosync.runtime.collectives.operations import (
     CollectiveError,
     Sum,
@@ -81,6 +81,10 @@ class Guard(JoinHook):
         #: Step of a snapshot -> mean loss of the window in which it was taken.
         self._losses: dict[int, float] = {}
         self._warned = False
+        #: Why a loss was not accepted while some rank waited in ``join()``.
+        self._owed = ""
+        #: All ranks fall back with their first step after this one; ``None``: they do not.
+        self._due_after: int | None = None
         self._lock = threading.Lock()
         sums_under_way()
         register_join_hook(self)
@@ -94,7 +98,10 @@ class Guard(JoinHook):
 
         Ranks with less data have missed windows, so all restart the tests. They may have missed
         snapshots too. Where all have made the same steps, as after most epochs, nothing is missed.
+        What others have not accepted meanwhile counts now.
         """
+        (owed,) = agree_any([bool(self._owed)], f"{self._name}.owed")
+        why, self._owed = self._owed or "another rank has found it so", ""
         seen = [self.step, *self._snapshots.steps, *map(list, sorted(self._losses.items()))]
         if same_on_all(seen, f"{self._name}.joined"):
             return
@@ -103,6 +110,8 @@ class Guard(JoinHook):
         if not same_on_all(self._snapshots.steps, f"{self._name}.snapshots"):
             self._snapshots.forget()
         self.step = agree_steps(self.step, self._name)
+        if owed and self._snapshots.steps:
+            self.verdict, self._due_after = why, self.step
 
     def stepped(self, losses: Losses, step: int | None = None, *, average: bool = True) -> bool:
         """Count a step that was made; a collective after each window.
@@ -124,6 +133,9 @@ class Guard(JoinHook):
             if self._before_at_average if losses.late else self._at_average:
                 self._of_averages.add(loss)
         self._before_at_average, self._at_average = self._at_average, average
+        if self._due_after is not None and self.step > self._due_after:
+            self._due_after = None
+            return False
         return self.step // LOSS_WINDOW == window or self._test_window()
 
     def accepts_one(self, loss: float, *, several: bool = False) -> bool:
@@ -213,8 +225,9 @@ class Guard(JoinHook):
         if total is None:
             return True
         loss, count, loss_of_averages, count_of_averages, several, ranks = total
-        if ranks < size():
-            return True  # some wait in join() and could not fall back
+        if ranks < size():  # some wait in join(), and could not fall back now
+            self._owed = self._owed or (not_finite(loss / count) if count else "")
+            return True
         if not count:
             self._warn_of_no_losses()
             return True
@@ -236,6 +249,7 @@ class Guard(JoinHook):
         here = torch.ones(1, dtype=torch.int64, device="cpu")
         present = allreduce(here, op=Sum, name=f"{self._name}.verdict")
         if present.item() < size():
+            self._owed = wrong
             return True
         self.verdict = wrong
         self.keeps = mean < self._losses.get(self._snapshots.steps[0], -math.inf)

@@ -57,9 +57,7 @@ class LiveTrial:
         profile: The profile of the model, on rank 0, once it was profiled.
     """
 
-    def __init__(
-        self, spec: TrialSpec, began: float, left_s: float, steps_before: int = 0
-    ) -> None:
+    def __init__(self, spec: TrialSpec, began: float, left_s: float, steps_before: int = 0) -> None:
         self.spec, self._steps_before = spec, steps_before
         self._left_s = left_s
         self.profile: ModelProfile | None = None

@@ -50,7 +50,9 @@ def _weighting(backward: Callable[..., None]) -> Callable[..., None]:
 def _weighted(factor: float, tensors: Any, gradients: Any) -> list[torch.Tensor]:
     """Return the initial gradients of one or several losses, times ``factor``."""
     if isinstance(tensors, torch.Tensor):
-        tensors, gradients = (tensors,), (gradients,)
+        tensors = (tensors,)
+    if isinstance(gradients, torch.Tensor):
+        gradients = (gradients,)
     given = [None] * len(tensors) if gradients is None else gradients
     return [
         torch.full_like(tensor, factor) if gradient is None else gradient * factor

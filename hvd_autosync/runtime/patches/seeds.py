@@ -67,11 +67,16 @@ def _seeded(original: Any, shifted: Callable[[Any], Any]) -> Any:
     if isinstance(original, type):
         return _generators(shifted)[original]
 
+    takes_texts = not original.__module__.startswith("torch")  # its seeds are what int() takes
+
+    def shift(given: Any) -> Any:
+        return shifted(given if given is None or takes_texts else int(given))
+
     @functools.wraps(original)
     def seeded(*args: Any, **keywords: Any) -> Any:
         if (name := next(iter(_SEED_NAMES & keywords.keys()), None)) is not None:
-            return original(*args, **{**keywords, name: shifted(keywords[name])})
-        return original(shifted(args[0] if args else None), *args[1:], **keywords)
+            return original(*args, **{**keywords, name: shift(keywords[name])})
+        return original(shift(args[0] if args else None), *args[1:], **keywords)
 
     return seeded
 

@@ -60,7 +60,6 @@ class Averaging:
             return planning.buckets(self._twins, {})
 
         self._compressed = any(plan.of(each).codec != "none" for each in PARAMETER_CLASSES)
-        self._versions = self._now()
         #: For averages that are evaluated or saved: whole changes, uncompressed.
         self._plain = planning.plain(self._twins)
         self.dispatcher = Dispatcher(self._name, make_buckets, self._plain, lambda: None)
@@ -69,12 +68,16 @@ class Averaging:
     def begin(self) -> None:
         """Take the current parameters, which are equal, as the anchor."""
         torch._foreach_copy_(self._anchors, self._data())
-        self._versions = self._now()
 
     @property
     def touched(self) -> bool:
-        """Whether a codec would hold back what somebody has set since parameters were equal."""
-        return self._versions != self._now()
+        """Whether a codec would hold back what somebody has set since parameters were equal.
+
+        Their versions do not tell: a change of ``data`` leaves them.
+        """
+        pairs = zip(self._data(), self._anchors, strict=True)
+        equal = (torch.equal(own, anchor.to(own)) for own, anchor in pairs)
+        return self._compressed and not all(equal)
 
     @torch.no_grad()
     def exchange(self, *, exact: bool) -> None:
@@ -106,7 +109,6 @@ class Averaging:
             torch._foreach_mul_(self._changes, size() / ranks)
         torch._foreach_add_(self._anchors, self._changes)
         torch._foreach_copy_(self._data(), self._anchors)
-        self._versions = self._now()
 
     def close(self) -> None:
         """Free what averages need; :meth:`average_tensors` needs nothing."""
@@ -114,13 +116,6 @@ class Averaging:
         for twin in self._twins:
             twin.grad = None
         self._anchors, self._changes, self._plain = [], [], []
-
-    def _now(self) -> list[int]:
-        """Return the versions of the parameters, which count the changes in place.
-
-        None without a codec, where nothing is held back.
-        """
-        return [parameter._version for parameter in self.parameters if self._compressed]
 
     def _data(self) -> list[torch.Tensor]:
         return [parameter.detach() for parameter in self.parameters]

@@ -121,7 +121,7 @@ class LocalSteps(Nested, JoinHook):
     def settle_skipped(self) -> None:
         """Count the skipped step whose gradients were synchronized, with all that counts steps."""
         if self.running and self.owed:
-            self._owner._sync.end_step()
+            self._owner._sync.end_skipped()
 
     def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
         """The optimizer or the script is about to use the gradients of a local step.
@@ -133,7 +133,6 @@ class LocalSteps(Nested, JoinHook):
         if not self.running:
             self.inner.on_synchronize(in_step=in_step, fresh=fresh)
         elif fresh:
-            assert not self.owed, "the skipped step was counted"
             if self._done == 0:
                 self._begin_after_join()
             self.owed = True
@@ -286,9 +285,9 @@ class LocalSteps(Nested, JoinHook):
         if not saved:
             return None
         self._go_to(saved)
-        if self._phase.now is not Phase.EXACT:
-            dispatcher = self._averaging.dispatcher
-            dispatcher.load_codec_states(saved["codecs"], saved.get("codecs_rank"))
+        if self._phase.now is Phase.EXACT:
+            return None  # replicas with states of their own would drift apart
+        self._averaging.dispatcher.load_codec_states(saved["codecs"], saved.get("codecs_rank"))
         return self.states.load(saved["ranks"])
 
     def share(self, root: int) -> None:

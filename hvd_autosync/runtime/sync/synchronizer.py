@@ -25,7 +25,11 @@ from hvd_autosync.runtime.collectives.agreement import agree_any, agree_paramete
 from hvd_autosync.runtime.collectives.messaging import check_messaging
 from hvd_autosync.runtime.collectives.operations import once_per_rank, rank, size
 from hvd_autosync.runtime.exchange.exchanges import Scaling
-from hvd_autosync.runtime.exchange.gradient_exchange import GradientExchange, check_plan
+from hvd_autosync.runtime.exchange.gradient_exchange import (
+    CODEC_STATES,
+    GradientExchange,
+    check_plan,
+)
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
@@ -174,6 +178,7 @@ class Synchronizer:
             self.method.load_state_dict(self._left)
             raise
         self.method.load_state_dict(self._left)
+        self._left.pop(CODEC_STATES, None)  # the method has copies
 
     @property
     def replicas_in_sync(self) -> bool:
@@ -195,6 +200,13 @@ class Synchronizer:
         self.method.on_step_end()
         if self._phase.now is not Phase.NO_BARRIER:
             self.guard.stepped(self.method, self._progress.agreed_step)
+
+    def end_skipped(self) -> None:
+        """Count a step that this rank has skipped, perhaps alone; all that count steps do, too."""
+        self.end_step()
+        for watcher in (current.run, current.live, current.watch, current.run_summary):
+            if watcher is not None:
+                watcher.optimizer_stepped(self._owner)
 
     def make_exact(self, *, together: bool) -> None:
         """Exchange gradients uncompressed in every step, whatever the plan is.

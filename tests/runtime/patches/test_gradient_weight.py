@@ -40,7 +40,9 @@ def test_every_way_to_call_backward() -> None:
     torch.autograd.backward([x.sum(), 2 * x], [None, given])
     torch.autograd.backward([x.sum()], grad_tensors=[torch.tensor(4.0)])
     torch.autograd.backward(2 * x, given)
-    of_ones, of_given = 1 + 2 + 1 + 4, 2 + 2 + 2 + 2
+    torch.autograd.backward((2 * x).sum(), [torch.tensor(1.0)])
+    torch.autograd.backward([x.sum()], torch.tensor(1.0))
+    of_ones, of_given = 1 + 2 + 1 + 4 + 2 + 1, 2 + 2 + 2 + 2
     assert x.grad is not None
     assert torch.equal(x.grad, 2.5 * (of_ones + of_given * given))
 

@@ -59,6 +59,8 @@ def draws(seed, rank):
         for python, state, own in (copies, generators)
     )
     kinds.append(seeded["copies"] == expected)
+    as_torch_takes_them = {torch.manual_seed(seed).initial_seed() for seed in (3, 3.0, "3")}
+    kinds.append(len(as_torch_takes_them) == 1)
     print(json.dumps([unseeded, seeded, kinds, numbered]), flush=True)
 
 for process in sys.argv[1:]:  # each forked once, after the imports, which take longer than the rest

@@ -135,3 +135,22 @@ def test_an_average_over_two_levels_has_what_was_left_out(codec: str, begin: Any
     for each in ThreadRanks(4, hosts=2, seed=3).run(body):
         for change in each:
             torch.testing.assert_close(change, torch.zeros_like(change), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "topk", "powersgd"])
+def test_a_step_under_autocast_sends_what_another_does(codec: str, begin: Any) -> None:
+    shapes = [(8, 8)]
+
+    def body() -> list[torch.Tensor]:
+        values = []
+        for enabled in (False, True):
+            own = begin(shapes, SyncPlan(ExchangePlan(1, rest=ClassPlan(codec=codec))))
+            for step in range(4):
+                gradient = torch.randn(8, 8, generator=torch.Generator().manual_seed(step + rank()))
+                with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                    own.step({0: gradient})
+            values += own.values()
+        return values
+
+    for plain, autocast in ThreadRanks(2, seed=1).run(body):
+        assert torch.equal(plain, autocast)

@@ -274,3 +274,28 @@ def test_failures_end_all_ranks(
     failed = [each for each in outcomes if isinstance(each, BaseException)]
     assert len(failed) in (0, case.ranks)
     assert all(isinstance(each, (CollectiveError, RankDied)) for each in failed)
+
+
+def test_a_loss_that_is_no_number_counts_though_a_rank_is_away_most_of_the_time(
+    wrapped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a straggler that others train without; both have the snapshot of the first step."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+
+    def body() -> bool:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([parameter], lr=1.0)
+        guard, losses = Guard("own"), Losses()
+        for epoch in range(4):
+            for _ in range(2 if rank() else 5 * _WINDOW):
+                losses.seen(torch.tensor(math.nan if epoch else 1.0))
+                parameter.grad = torch.tensor([-1.0])
+                optimizer.step()
+                if not guard.stepped(losses):
+                    return True
+                if guard.step == 1:
+                    guard.take_snapshot(optimizer)
+            join()
+        return False
+
+    assert ThreadRanks(2, seed=1).run(body) == [True, True]

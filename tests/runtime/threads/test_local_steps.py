@@ -225,8 +225,11 @@ def test_an_average_for_the_script_is_exact_where_a_round_has_just_ended(
             torch.testing.assert_close(kept[step + 1], parameters, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("how", ["in place", "data"])
 @pytest.mark.parametrize("by", ["all", "one"])
-def test_no_codec_holds_back_what_the_script_sets_after_an_average(by: str, begin: Any) -> None:
+def test_no_codec_holds_back_what_the_script_sets_after_an_average(
+    by: str, how: str, begin: Any
+) -> None:
     """Such as the best parameters so far."""
     plan = ExchangePlan(1, rest=ClassPlan(codec="topk", ratio=0.1))
 
@@ -236,7 +239,7 @@ def test_no_codec_holds_back_what_the_script_sets_after_an_average(by: str, begi
         if by == "all" or rank() == 1:
             with torch.no_grad():
                 for each in own.parameters:
-                    each.fill_(1000.0)
+                    (each.data if how == "data" else each).fill_(1000.0)
         lengths = []
         for _ in range(9):
             own.next_step()
@@ -603,3 +606,45 @@ def test_failures_end_all_ranks(
     assert len(failed) in (0, case.ranks)
     assert all(isinstance(each, (CollectiveError, RankDied)) for each in failed)
     assert not failed or ranks.failure
+
+
+def test_a_checkpoint_of_rounds_that_is_loaded_after_a_fallback_has_no_states_of_one_rank(
+    begin: Any,
+) -> None:
+    """Nothing would make them equal again."""
+
+    def body() -> bool:
+        own = rounds_begun(begin, ExchangePlan())
+        saved = own.sync.state_dict()
+        own.sync.make_exact(together=True)
+        return own.sync.load_state_dict(saved) is None
+
+    assert ThreadRanks(2, seed=1).run(body) == [True, True]
+
+
+def test_a_switch_keeps_no_error_feedback_of_the_plan_before(begin: Any) -> None:
+    elements = 4097
+    one, two = (
+        SyncPlan(ExchangePlan(buckets, rest=ClassPlan(codec="topk", ratio=0.1)))
+        for buckets in (1, 2)
+    )
+
+    def trained(plan: SyncPlan, *, switched: bool) -> Any:
+        own = begin([(elements,)], plan)
+        for step in range(6):
+            if step == 3 and switched:
+                own.sync.switch(two)
+            own.step({0: torch.ones(elements)})
+        return own
+
+    def body() -> tuple[int, int]:
+        fresh = trained(two, switched=False)
+        wanted = held_bytes(elements)
+        del fresh
+        own = trained(one, switched=True)
+        found = held_bytes(elements)
+        del own
+        return wanted, found
+
+    ((wanted, found),) = ThreadRanks(1).run(body)
+    assert found == wanted

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.patches.epochs import SyncPoint
@@ -187,3 +190,16 @@ def _compressed(codec: str) -> SyncPlan:
 
 def _gradient(seed: int, shape: tuple[int, ...] = (16, 16)) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_step_that_one_rank_skips_counts_in_its_trial(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks of a trial vote, and end, after the same step."""
+    told: Counter[int] = Counter()
+    run = SimpleNamespace(
+        averaged_between_steps=lambda _: None, optimizer_stepped=lambda _: told.update([rank()])
+    )
+    monkeypatch.setattr(current, "run", run)
+    ThreadRanks(2).run(lambda: bool(_rounds(begin)))
+    assert told == {0: 1}

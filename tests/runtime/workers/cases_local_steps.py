@@ -1,6 +1,7 @@
 """Local steps: rounds, what ends them, and that the mean of replicas is what it should be."""
 
 import contextlib
+import copy
 import io
 
 import horovod.torch as hvd
@@ -475,3 +476,38 @@ def case_a_step_that_one_rank_skips_counts():
             with optimizer.skip_synchronize():
                 optimizer.step()
     assert together(model) and rounds_of(optimizer).step == 14
+
+
+def case_several_evaluations_of_a_closure_are_one_step():
+    model, optimizer = local(
+        Schedule(4), lambda m: torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3)
+    )
+    ends = []
+    for number in loader(13):
+
+        def closure(number=number):
+            optimizer.zero_grad()
+            loss = model(batch(int(number))).pow(2).mean()
+            loss.backward()
+            optimizer.synchronize()
+            return loss
+
+        with optimizer.skip_synchronize():
+            optimizer.step(closure)
+        if together(model):
+            ends.append(int(number) + 1)
+    assert rounds_of(optimizer).step == 13 and ends == [1, 5, 9, 13]
+
+
+def case_replicas_stay_equal_if_a_checkpoint_of_rounds_is_loaded_after_a_fallback():
+    model, optimizer = local(Schedule(4))
+    for number in loader(9):
+        step(model, optimizer, number)
+    hvd.barrier()
+    own = optimizer.state_dict() if hvd.rank() == 0 else None
+    saved = copy.deepcopy(hvd.broadcast_object(own, name="saved"))
+    rounds_of(optimizer).make_exact(together=True)
+    optimizer.load_state_dict(saved)
+    for number in loader(4):
+        step(model, optimizer, number)
+    assert together(model)
