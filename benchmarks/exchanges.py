@@ -126,10 +126,10 @@ def work(
                     own = [trainer.step() for _ in range(steps)]
                 sent = sent_bytes() - before
                 begun = operations.begun
-                repeat_empty(begun[: len(begun) // steps])  # negotiated once
+                repeat_empty(begun, steps)  # negotiated once
                 before = sent_bytes()
                 for _ in range(steps):
-                    repeat_empty(begun[: len(begun) // steps])
+                    repeat_empty(begun, steps)
                 empty = sent_bytes() - before
                 law = torch.zeros(hvd.size() // slots, dtype=torch.float64)
                 law[hvd.rank() // slots] = sum(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,15 +91,25 @@ class Operations:
         self.begun.append(Operation(kind, among, members, own_bytes, split_bytes))
 
 
-def repeat_empty(operations: Sequence[Operation]) -> None:
+def repeat_empty(operations: Sequence[Operation], steps: int) -> None:
     """Make as many operations of these kinds, with an element for each rank, all at once.
 
+    Ranks begin operations in orders of their own, so names have the number within a kind.
+
     Args:
-        operations: The operations of one step.
+        operations: The operations of some steps.
+        steps: How many steps; as many operations are made as in one.
     """
+    seen: Counter[tuple[str, int]] = Counter()
+    wanted = Counter((each.kind, each.among.process_set_id) for each in operations)
     begun = []
-    for number, each in enumerate(operations):
-        name, group = f"empty.{number}.{each.kind}.{len(each.members)}", each.among
+    for each in operations:
+        group = each.among
+        kind = each.kind, group.process_set_id
+        seen[kind] += 1
+        if seen[kind] > wanted[kind] // steps:
+            continue
+        name = f"empty.{each.kind}.{kind[1]}.{seen[kind]}"
         tensor = torch.zeros(len(each.members))
         if each.kind == "allreduce":
             begun.append(mpi_ops.allreduce_async_(tensor, name=name, process_set=group))
