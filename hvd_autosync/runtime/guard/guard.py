@@ -37,6 +37,8 @@ from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
 
 _LOG = logging.getLogger(__name__)
+#: Said on a rank that was away when others did not accept a loss.
+_MEANWHILE = "other ranks have not accepted a loss while this one was in join()"
 #: Windows between two snapshots: more than the test of a loss takes.
 _SNAPSHOT_EVERY = 8
 
@@ -101,7 +103,7 @@ class Guard(JoinHook):
         What others have not accepted meanwhile counts now.
         """
         (owed,) = agree_any([bool(self._owed)], f"{self._name}.owed")
-        why, self._owed = self._owed or "another rank has found it so", ""
+        why, self._owed = self._owed or _MEANWHILE, ""
         seen = [self.step, *self._snapshots.steps, *map(list, sorted(self._losses.items()))]
         if same_on_all(seen, f"{self._name}.joined"):
             return
