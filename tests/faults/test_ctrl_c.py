@@ -7,6 +7,7 @@ any more when the training begins, what was measured must be there, and the same
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from collections import Counter
@@ -100,7 +101,10 @@ def test_once_it_trains_and_twice_it_stops(
     assert "trained" not in life.printed
     # If its ranks have begun, Horovod's launcher reports how they ended, by a traceback of its own.
     reports = life.said.count("RuntimeError: Horovod detected that one or more processes exited")
-    assert life.said.count("Traceback") == reports <= 1, life.said
+    assert reports <= 1, life.said
+    # The process above each rank ends it from a thread, which fails if it has just ended.
+    late = len(re.findall(r"Exception in thread Thread-\d+ \(fn\)", life.said))
+    assert 0 <= life.said.count("Traceback") - reports <= late, life.said
     job.await_nothing()
 
     (study,) = job.store.studies()
