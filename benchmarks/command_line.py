@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,18 @@ def new_parser(about: str | None) -> argparse.ArgumentParser:
         epilog=f"examples:\n    python{usage}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def rates_of(text: str) -> dict[str, float | None]:
+    """The settings of an option, and their rates in Mbit/s; ``None`` for one host."""
+    return {word: _rate_of(word) for word in text.split(",")}
+
+
+def _rate_of(word: str) -> float | None:
+    match = re.fullmatch(r"loopback|(\d+(?:\.\d+)?)mbit", word)
+    if match is None or (match[1] and float(match[1]) <= 0):
+        raise argparse.ArgumentTypeError(f"{word!r} is neither loopback nor, for example, 100mbit")
+    return float(match[1]) if match[1] else None
 
 
 def add_table(parser: argparse.ArgumentParser, default: str, rows: str) -> None:

@@ -30,11 +30,12 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from command_line import commit_now, new_parser
 from contest.contestants import CONTESTANTS
@@ -243,8 +244,7 @@ def _number(values: Sequence[float], digits: int = 0, quartiles: bool = False) -
 
 def read(path: str) -> list[Row]:
     """The rows of a CSV file of ours, which may be compressed."""
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt", newline="", encoding="utf-8") as file:
+    with _opener(path)(path, "rt", newline="", encoding="utf-8") as file:
         return [
             {
                 **row,
@@ -254,6 +254,10 @@ def read(path: str) -> list[Row]:
             }
             for row in csv.DictReader(file)
         ]
+
+
+def _opener(path: str) -> Callable[..., Any]:
+    return gzip.open if path.endswith(".gz") else open
 
 
 def installed(names: Sequence[str]) -> list[str]:
@@ -352,7 +356,8 @@ def _play(plans: Sequence[tuple[str, str, str, int, int]], output: str) -> None:
     fresh, commit = not os.path.exists(output), commit_now()
     if not plans:
         return
-    with ProcessPoolExecutor(2) as pool, open(output, "a", newline="", encoding="utf-8") as file:
+    opened = _opener(output)
+    with ProcessPoolExecutor(2) as pool, opened(output, "at", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, _FIELDS)
         if fresh:
             writer.writeheader()

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -39,6 +38,7 @@ from command_line import (
     open_table,
     own_part,
     parse,
+    rates_of,
 )
 from gain.workloads import WORKLOADS
 from rich.console import Console
@@ -118,6 +118,9 @@ def run(bed: Testbed | None, way: str, script: str, seconds: float, set_up_s: fl
             status = job.wait(seconds)
         except subprocess.TimeoutExpired:
             _end(job)
+        except BaseException:
+            _end(job)  # a session of its own, which Ctrl-C does not reach
+            raise
         else:
             sys.exit(f"{way}: the job has ended with status {status}\n{_last_lines(output)}")
         return [float(line) - began for line in marks.read_text().splitlines()]
@@ -142,15 +145,19 @@ def _end(job: subprocess.Popen[Any]) -> None:
 
 def measure(arguments: argparse.Namespace, output: str, names: list[str]) -> None:
     """Run all cells that the output does not have."""
-    done = {(r["setting"], r["example"], r["round"], r["way"], r["set_up_s"]) for r in read(output)}
-    for setting in arguments.settings.split(","):
+    done = {
+        (r["setting"], r["example"], r["round"], r["way"], r["set_up_s"])
+        for r in read(output)
+        if len(r["steps_at"].split()) == int(arguments.seconds) // _EVERY_S
+    }
+    for setting, rate in arguments.settings.items():
         for round_ in range(arguments.rounds):
             for name in names:
                 for way in WAYS:
                     key = (setting, name, str(round_), way, f"{arguments.set_up:g}")
                     if key in done:
                         continue
-                    moments = _cell(setting, way, name, arguments)
+                    moments = _cell(rate, way, name, arguments)
                     steps_at = _counted(moments, arguments.seconds)
                     first = f"{moments[0]:.2f}" if moments else ""
                     row = [commit_now(), *key, first, " ".join(map(str, steps_at))]
@@ -161,12 +168,11 @@ def measure(arguments: argparse.Namespace, output: str, names: list[str]) -> Non
                     )
 
 
-def _cell(setting: str, way: str, name: str, arguments: argparse.Namespace) -> list[float]:
-    rate = re.fullmatch(r"(\d+)mbit", setting)
+def _cell(rate: float | None, way: str, name: str, arguments: argparse.Namespace) -> list[float]:
     script, seconds = EXAMPLES[name], arguments.seconds
     if rate is None:
         return run(None, way, script, seconds, arguments.set_up)
-    with Testbed(2, float(rate[1])) as bed:
+    with Testbed(2, rate) as bed:
         return run(bed, way, script, seconds, arguments.set_up)
 
 
@@ -232,7 +238,9 @@ def main() -> None:
     """Measure, or show a file."""
     parser = new_parser(__doc__)
     parser.add_argument("--examples", default="digits,vgg,lm,ncf", metavar="NAME,...")
-    parser.add_argument("--settings", default="100mbit,300mbit,loopback", metavar="SETTING,...")
+    parser.add_argument(
+        "--settings", type=rates_of, default="100mbit,300mbit,loopback", metavar="SETTING,..."
+    )
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--seconds", type=float, default=300.0, metavar="S", help="of each cell")
     parser.add_argument(
@@ -241,7 +249,7 @@ def main() -> None:
     add_table(parser, "live_tuning.csv", "steps against time of one training")
     arguments = parse(parser, show, train)
     names = check_names(parser, "examples", arguments.examples, [*EXAMPLES])
-    if "mbit" in arguments.settings:
+    if any(arguments.settings.values()):
         need_hosts()
     output = open_table(parser, arguments, _COLUMNS, goes_on=True)
     measure(arguments, output, names)

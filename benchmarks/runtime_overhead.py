@@ -16,6 +16,7 @@ train one copy each.
 from __future__ import annotations
 
 import csv
+import math
 import os
 import random
 import resource
@@ -104,7 +105,7 @@ def show(output: str) -> None:
             model,
             *(f"{1e3 * _median(steps, name):.2f}" for name in ("horovod", "ours")),
             *(_ratio(steps, name) for name in ("ours", "control")),
-            *(f"{memory[f'memory of {name}']:.0f}" for name in _WITH_MEMORY),
+            *(f"{memory.get(f'memory of {name}', math.nan):.0f}" for name in _WITH_MEMORY),
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 

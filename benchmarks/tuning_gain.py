@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from command_line import rates_of
 from gain.match import Plan, clock, is_finished, matches, play, read
 from gain.tables import show
 from gain.tuners import wait_for
@@ -73,18 +73,6 @@ one that was broken off is played again.
 """
 
 
-def _setting(text: str) -> float | None:
-    """The rate of a setting in Mbit/s; ``None`` for one host."""
-    match = re.fullmatch(r"loopback|(\d+(?:\.\d+)?)mbit", text)
-    if match is None or (match[1] and float(match[1]) <= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither loopback nor, for example, 100mbit")
-    return float(match[1]) if match[1] else None
-
-
-def _settings(text: str) -> dict[str, float | None]:
-    return {word: _setting(word) for word in text.split(",")}
-
-
 def _workloads(text: str) -> list[str]:
     for word in text.split(","):
         if word not in WORKLOADS:
@@ -100,7 +88,7 @@ def _count(text: str) -> int:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "settings": _settings,
+    "settings": rates_of,
     "workloads": _workloads,
     "trials": _count,
     "steps": _count,

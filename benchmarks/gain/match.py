@@ -154,7 +154,7 @@ def measure(plan: Plan, job: Job, contenders: Sequence[Contender], ours: Found, 
         for contender in contenders:
             before = sent_bytes()
             result = run_trial(job, contender.strategy, plan.length, ours)
-            sent = sent_bytes() - before
+            sent = 0 if plan.setting == "loopback" else sent_bytes() - before
             row = _row(plan, commit, match, contender, number, result, sent)
             append(plan.output, row)
             shown = (
