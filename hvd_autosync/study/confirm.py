@@ -10,6 +10,10 @@ among all looks at all candidates, and the intervals hold at all looks together 
 intervals: Jennison and Turnbull, J. R. Stat. Soc. B 51, 1989). It is spent in proportion to the
 rounds (Lan and DeMets, Biometrika 70, 1983). A candidate that even the last look would hardly prove
 faster is pruned, which spends no error.
+
+A launch that something else disturbed can be half as fast as the others. So once there are rounds
+enough to tell, one that stands apart is left out (the identifier of Hampel, J. Am. Stat. Assoc. 69,
+1974). Of two equal strategies either may be disturbed, so this favours neither.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_autosync.search_space import StepTime, Strategy
 from hvd_autosync.search_space.records import OrInf, Real, Record
@@ -31,6 +36,10 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 16
 #: After so many rounds only candidates go on that more rounds may prove faster: their advantage is
 #: at least this share of what would do so at the last look.
 _SIFTED_ROUNDS, _PROMISING = 6, 0.6
+#: From so many rounds on, one of as many is left out whose log ratio is further from the median
+#: than so many standard deviations, estimated from the median absolute deviation.
+_TELLING_ROUNDS, _APART = 6, 4.0
+_DEVIATIONS = 1.4826  # a standard deviation in median absolute deviations, for normal noise
 #: Launches of one strategy hardly ever differ by more than this factor.
 LAUNCHES_DIFFER = 1.1
 #: A candidate that was slower in each of so many rounds is pruned.
@@ -48,7 +57,7 @@ class Comparison(Record):
         speedup: Default's step time over the candidate's; above 1 the candidate is faster.
         low: Lower end of its interval.
         high: Upper end of its interval.
-        rounds: Rounds in which both were measured.
+        rounds: Rounds in which both were measured, those that were left out among them.
     """
 
     strategy: Strategy
@@ -62,11 +71,6 @@ class Comparison(Record):
         """Whether the candidate is faster with confidence, at a look that may tell."""
         return self.rounds >= MIN_ROUNDS and self.low > 1.0
 
-    @property
-    def undecided(self) -> bool:
-        """Whether it is faster so far, but not with confidence."""
-        return not self.proven and self.speedup > 1.0
-
 
 def compare(
     strategy: Strategy,
@@ -76,9 +80,9 @@ def compare(
 ) -> Comparison:
     """Compare paired measurements, one pair per round.
 
-    The standard error of the mean log ratio is the larger of two: that from the spread between
-    rounds, and that from the steps within the trials. With few rounds the first alone can be far
-    too small by chance.
+    Rounds that stand apart are left out. The standard error of the mean log ratio is the larger of
+    two: that from the spread between rounds, and that from the steps within the trials. With few
+    rounds the first alone can be far too small by chance.
 
     Args:
         strategy: The candidate.
@@ -89,10 +93,11 @@ def compare(
     Raises:
         ValueError: There is no round, or the numbers of rounds differ.
     """
-    pairs = list(zip(default, candidate, strict=True))
-    if not pairs:
+    if not default:
         raise ValueError("nothing to compare: no round was measured")
-    ratios = np.array([math.log(d.mean_s / c.mean_s) for d, c in pairs])
+    usual = _usual_rounds(default, candidate)
+    pairs = [(default[number], candidate[number]) for number in usual]
+    ratios = _log_ratios(*zip(*pairs, strict=True))
     rounds = len(ratios)
     within = sum(
         (d.standard_error_s / d.mean_s) ** 2 + (c.standard_error_s / c.mean_s) ** 2
@@ -106,8 +111,24 @@ def compare(
         half = math.inf
     center = float(ratios.mean())
     return Comparison(
-        strategy, math.exp(center), math.exp(center - half), math.exp(center + half), rounds
+        strategy, math.exp(center), math.exp(center - half), math.exp(center + half), len(default)
     )
+
+
+def _log_ratios(default: Sequence[StepTime], candidate: Sequence[StepTime]) -> NDArray[np.float64]:
+    pairs = zip(default, candidate, strict=True)
+    return np.array([math.log(d.mean_s / c.mean_s) for d, c in pairs])
+
+
+def _usual_rounds(default: Sequence[StepTime], candidate: Sequence[StepTime]) -> list[int]:
+    """Return the rounds that do not stand apart; all if too few are known, or too many would."""
+    ratios = _log_ratios(default, candidate)
+    rounds = range(len(ratios))
+    apart = np.abs(ratios - np.median(ratios))
+    limit = _APART * _DEVIATIONS * np.median(apart)
+    usual = [number for number in rounds if apart[number] <= limit]
+    few = len(rounds) - len(usual) <= len(rounds) // _TELLING_ROUNDS
+    return usual if few else list(rounds)
 
 
 def _quantile(error_share: float, rounds: int) -> float:
@@ -172,7 +193,9 @@ class Confirmation:
             return None
         rounds = min(begun.values())
         # Nothing is settled while measurements run (several trials at once).
-        undecided = any(c.undecided for c in comparisons if c.strategy in begun)
+        undecided = any(
+            not c.proven and self._promise(c) > 1.0 for c in comparisons if c.strategy in begun
+        )
         settled = MIN_ROUNDS <= rounds == max(begun.values()) and not (running or undecided)
         if settled or rounds >= MAX_ROUNDS:
             return None
@@ -191,8 +214,12 @@ class Confirmation:
         if rounds < MIN_ROUNDS or rounds != max(begun.values()):
             return 0, 0.0
         proven = max((c.speedup for c in comparisons if c.proven), default=1.0)
-        best = max((c.speedup for c in comparisons if c.strategy in begun), default=1.0)
+        best = max((self._promise(c) for c in comparisons if c.strategy in begun), default=1.0)
         return len(begun), 1 - proven / max(best, proven)
+
+    def _promise(self, comparison: Comparison) -> float:
+        """Return the speedup that one may have: one disturbed launch of a few does not hide it."""
+        return max(comparison.speedup, 1 / median(self._factors(comparison.strategy)))
 
     def _begun(self, comparisons: Sequence[Comparison]) -> dict[Strategy, int]:
         """Return how often each was measured, or is now, that is not pruned."""
@@ -227,9 +254,12 @@ class Confirmation:
 
         It is the geometric mean: over the speedup it is that of the candidate. NaN without a round.
         """
-        rounds = max((c.rounds for c in self.comparisons()[:1]), default=0)
-        times = self._times(self._default)[:rounds]
-        return geometric_mean(t.mean_s for t in times) if times else math.nan
+        for best in self.comparisons()[:1]:
+            default, own = (
+                self._times(each)[: best.rounds] for each in (self._default, best.strategy)
+            )
+            return geometric_mean(default[n].mean_s for n in _usual_rounds(default, own))
+        return math.nan
 
     def _error_share(self, rounds: int) -> float:
         """Return the share of the allowed error of a look at one candidate."""
@@ -258,11 +288,15 @@ class Confirmation:
 
     def _slower(self, strategy: Strategy) -> bool:
         """Return whether one was slower than the default in each round, and may be pruned."""
-        pairs = list(zip(self._times(self._default), self._times(strategy), strict=False))
-        factors = [own.mean_s / default.mean_s for default, own in pairs]
+        factors = self._factors(strategy)
         if strategy == self._default or not factors or min(factors) <= 1:
             return False
         return len(factors) >= _SLOWER_ROUNDS or factors[0] > LAUNCHES_DIFFER
+
+    def _factors(self, strategy: Strategy) -> list[float]:
+        """Return the step times of one over those of the default, by round."""
+        pairs = zip(self._times(self._default), self._times(strategy), strict=False)
+        return [own.mean_s / default.mean_s for default, own in pairs]
 
     def _times(self, strategy: Strategy) -> list[StepTime]:
         return [m.time for m in self._measurements if m.strategy == strategy and m.time]
