@@ -30,9 +30,16 @@ def horovod_build() -> HorovodBuild:
     return HorovodBuild(
         version=horovod.__version__,
         gloo=bool(mpi_ops.gloo_built()),
-        mpi=bool(mpi_ops.mpi_built()) and _has_mpirun(),
+        mpi=mpi_built() and _has_mpirun(),
         nccl=bool(mpi_ops.nccl_built()),
     )
+
+
+def mpi_built() -> bool:
+    """Return whether Horovod was built with MPI, with or without an ``mpirun``."""
+    from horovod.torch import mpi_ops
+
+    return bool(mpi_ops.mpi_built())
 
 
 def default_controller(build: HorovodBuild) -> str:

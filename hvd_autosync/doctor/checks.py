@@ -138,21 +138,21 @@ def patch_table() -> list[dict[str, str]]:
 
 def check_horovod() -> Iterator[Finding]:
     """Check the version of Horovod and the controllers that it can use."""
-    from hvd_autosync.launch.facts import horovod_build
+    from hvd_autosync.launch.facts import horovod_build, mpi_built
 
     try:
-        build = horovod_build()
+        build, has_mpi = horovod_build(), mpi_built()
     except AutosyncError as error:
         yield Finding("Horovod", Severity.FAIL, error.message, error.hint)
         return
-    offers = {"Gloo": build.gloo, "MPI": build.mpi, "NCCL": build.nccl}
+    offers = {"Gloo": build.gloo, "MPI": has_mpi, "NCCL": build.nccl}
     text = f"{build.version} with {', '.join(n for n, has in offers.items() if has) or 'nothing'}"
     if build.version.startswith(_TESTED_HOROVOD):
         yield Finding("Horovod", Severity.OK, text)
     else:
         remedy = "Install Horovod 0.28: the knobs are those of this version."
         yield Finding("Horovod", Severity.WARN, text, remedy)
-    if not (build.gloo or build.mpi):
+    if not (build.gloo or has_mpi):
         yield Finding(
             "controller",
             Severity.FAIL,
@@ -161,7 +161,7 @@ def check_horovod() -> Iterator[Finding]:
         )
     if build.gloo:
         yield Finding("controller", Severity.OK, "Gloo")
-    if build.mpi:
+    if has_mpi:
         yield _check_mpi(build)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,8 +21,11 @@ from hvd_autosync.util.private_names import PrivateNames
 
 
 def build(monkeypatch: pytest.MonkeyPatch, version: str = "0.28.1", **offers: bool) -> None:
+    """A build; as of the real one, its MPI counts only with an ``mpirun``."""
     made = HorovodBuild(version, **{"gloo": False, "mpi": False, **offers})
-    monkeypatch.setattr(facts, "horovod_build", lambda: made)
+    monkeypatch.setattr(facts, "mpi_built", lambda: made.mpi)
+    usable = replace(made, mpi=made.mpi and facts._has_mpirun())
+    monkeypatch.setattr(facts, "horovod_build", lambda: usable)
 
 
 def program(folder: Path, name: str, script: str) -> Path:

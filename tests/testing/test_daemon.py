@@ -36,6 +36,18 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     daemon.down()
 
 
+def test_a_file_that_another_user_left_is_no_bed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool) -> None:
+        raise PermissionError(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon, "_STATE", tmp_path / "left.json")
+        patch.setattr(Path, "unlink", refuse)
+        assert not daemon.down()
+
+
 def test_up_run_down() -> None:
     up = testbed("up", "--hosts", "3", "--rate", "200mbit,100mbit,1gbit")
     assert up.returncode == 0, up.stderr
