@@ -256,8 +256,10 @@ def _was_stopped(ended: RunOutcome) -> bool:
 
 
 def _was_tried(plan: Plan, report: RunReport) -> bool:
-    # The loss guard may have ended it before the switch: another run would end so, too.
-    return plan.decision.share == 1 or report.without_barrier or report.fell_back
+    # The loss guard may have ended it before the switch: another run would end so, too, unless what
+    # it has ended, a lossy codec or schedule, is left out then.
+    ended = report.fell_back and plan.judged is None
+    return plan.decision.share == 1 or report.without_barrier or ended
 
 
 def _is_part(plan: Plan, report: RunReport) -> bool:
@@ -274,6 +276,11 @@ def _why_not(job: Job, options: Options, plan: Plan, ended: RunOutcome) -> str:
             "step, so it was no whole run. Only runs from the beginning count"
         )
     if ended.report is not None and not _was_tried(plan, ended.report):
+        if ended.report.fell_back:
+            return (
+                "the loss guard has ended a lossy strategy in its synchronous part, which the next "
+                "run is without"
+            )
         return (
             "all of its steps were synchronous. A DistributedOptimizer with compression, groups or "
             "a process set always is, and other ones are until every rank has seen an epoch end"

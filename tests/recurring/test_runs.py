@@ -334,6 +334,25 @@ def test_a_divergence_that_ends_early_is_counted(options: Options) -> None:
     assert run is not None and run.status == "diverged"
 
 
+def test_a_share_under_a_lossy_codec_that_the_guard_ends_is_tried_without_it(
+    options: Options,
+) -> None:
+    """Before the switch; after it, or without such a codec, the share itself has failed."""
+    store = TraceStore(options.store)
+    whole = record_of(JOB, plan_run(JOB, options, store), came_to(0.9), 1.0)
+    assert whole is not None
+    store.keep_run(whole)
+    plan = plan_run(JOB, options, store)
+    study = store.create_study(job_key="", command=(), settings={}, versions={})
+    lossy = replace(plan, judged=study)
+    ended = RunReport(0.9, 0.5, 960, 60, fell_back=True)
+    assert record_of(JOB, lossy, RunOutcome(0, report=ended), 1.0) is None
+    switched = RunOutcome(0, report=replace(ended, without_barrier=True))
+    for each, outcome in ((plan, RunOutcome(0, report=ended)), (lossy, switched)):
+        run = record_of(JOB, each, outcome, 1.0)
+        assert run is not None and run.status == "diverged"
+
+
 def test_a_metric_that_is_no_number_is_a_divergence(options: Options) -> None:
     next_run = plan_run(JOB, options, TraceStore(options.store))
     rescued = RunReport(0.95, 0.25, 960, 60, fell_back=True)

@@ -12,6 +12,7 @@ is healthy, only a loss that is not finite is detected.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -19,7 +20,12 @@ from typing import Any
 
 import torch
 
-from hvd_autosync.runtime.collectives.agreement import agree_any, agree_steps, same_on_all
+from hvd_autosync.runtime.collectives.agreement import (
+    agree_any,
+    agree_steps,
+    gather_texts,
+    same_on_all,
+)
 from hvd_autosync.runtime.collectives.operations import (
     CollectiveError,
     Sum,
@@ -98,8 +104,8 @@ class Guard(JoinHook):
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective.
 
-        Ranks with less data have missed windows, so all restart the tests. They may have missed
-        snapshots too. Where all have made the same steps, as after most epochs, nothing is missed.
+        Ranks with less data have missed windows, so all restart the tests, and keep the snapshots
+        that all have. Where all have made the same steps, as after most epochs, nothing is missed.
         What others have not accepted meanwhile counts now.
         """
         (owed,) = agree_any([bool(self._owed)], f"{self._name}.owed")
@@ -109,8 +115,8 @@ class Guard(JoinHook):
             return
         self._sent, self._losses = None, {}
         self._restart()
-        if not same_on_all(self._snapshots.steps, f"{self._name}.snapshots"):
-            self._snapshots.forget()
+        taken = gather_texts(json.dumps(self._snapshots.steps), f"{self._name}.snapshots")
+        self._snapshots.keep(set.intersection(*(set(json.loads(steps)) for steps in taken)))
         self.step = agree_steps(self.step, self._name)
         if owed and self._snapshots.steps:
             self.verdict, self._due_after = why, self.step
@@ -137,7 +143,9 @@ class Guard(JoinHook):
         self._before_at_average, self._at_average = self._at_average, average
         if self._due_after is not None and self.step > self._due_after:
             self._due_after = None
-            return False
+            if self._all_present():
+                return False
+            self._owed, self.verdict = self.verdict, ""
         return self.step // LOSS_WINDOW == window or self._test_window()
 
     def accepts_one(self, loss: float, *, several: bool = False) -> bool:
@@ -195,7 +203,9 @@ class Guard(JoinHook):
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the last snapshot is old."""
+        """Whether the last snapshot is old; none is taken of what a loss may show to be wrong."""
+        if self._owed:
+            return False
         last = self._snapshots.steps[-1] if self._snapshots.steps else -math.inf
         return self.step - last >= _SNAPSHOT_EVERY * LOSS_WINDOW
 
@@ -247,15 +257,18 @@ class Guard(JoinHook):
             wrong = self._envelope.accepts_average(mean, count_of_averages, count)
         if not wrong or not self._snapshots.steps:
             return True
-        # All ranks have the same result, except those that have entered join() since.
-        here = torch.ones(1, dtype=torch.int64, device="cpu")
-        present = allreduce(here, op=Sum, name=f"{self._name}.verdict")
-        if present.item() < size():
+        if not self._all_present():  # all others have the same result
             self._owed = wrong
             return True
         self.verdict = wrong
         self.keeps = mean < self._losses.get(self._snapshots.steps[0], -math.inf)
         return False
+
+    def _all_present(self) -> bool:
+        """Return whether no rank has entered ``join()``; a collective of the others."""
+        here = torch.ones(1, dtype=torch.int64, device="cpu")
+        present = allreduce(here, op=Sum, name=f"{self._name}.verdict")
+        return bool(present.item() == size())
 
     def _exchange(self) -> list[float] | None:
         """Return what all ranks know of the window before the last, and send the last window's.

@@ -7,7 +7,7 @@ being tested. The memory of each is allocated once and reused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,11 @@ class Snapshots:
     def nbytes(self) -> int:
         """The memory of both, bytes."""
         return sum(each.nbytes for each in self._held)
+
+    def keep(self, steps: Collection[int]) -> None:
+        """Drop the snapshots of other steps."""
+        kept = [pair for pair in zip(self.steps, self._held, strict=True) if pair[0] in steps]
+        self.steps, self._held = [step for step, _ in kept], [held for _, held in kept]
 
     def forget(self) -> None:
         """Drop both snapshots."""

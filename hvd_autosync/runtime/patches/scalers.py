@@ -66,7 +66,8 @@ def equalize_loss_scale(optimizer: Any, name: str) -> None:
     scales = torch.zeros(size(), 2, dtype=torch.float64, device="cpu")
     if scaler is not None:
         state = scaler.state_dict()
-        scales[rank()] = torch.tensor([state["scale"], state["_growth_tracker"]], device="cpu")
+        own_scale = [state["scale"], state["_growth_tracker"]]
+        scales[rank()] = torch.tensor(own_scale, dtype=torch.float64, device="cpu")
     scales = allreduce(scales, op=Sum, name=f"{name}.loss_scale")
     known = scales[scales[:, 0] > 0]  # those of other ranks have no scaler, or are in join()
     if scaler is None or not len(known):

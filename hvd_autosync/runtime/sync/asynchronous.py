@@ -207,7 +207,7 @@ class Asynchronous:
             ConfigurationError: As of :meth:`exchange`.
         """
         if self._begun != (self.segment, self.clock):  # else a step has found it
-            self._check_parameters(everything=False)
+            self._check_unchanged(everything=True)
         for owner in range(size()):
             self._send(owner, {"kind": _DRAIN})
 
@@ -252,16 +252,13 @@ class Asynchronous:
             return
         self._begun = self.segment, self.clock
         everything = self.clock < _CHECKED or self.clock % _CHECK_EVERY == 0
-        self._check_parameters(everything=everything)
-        if self._left.reset_in(self._optimizer):
-            raise ConfigurationError(
-                "the script has cleared or replaced the states of its optimizer, which are with "
-                "their owners, during steps without a barrier: that would be lost",
-                hint="Leave the protocol knobs out of the strategy of this script.",
-            )
+        self._check_unchanged(everything=everything)
 
-    def _check_parameters(self, *, everything: bool) -> None:
-        """Check that the script itself has changed none: all, or those that were written to."""
+    def _check_unchanged(self, *, everything: bool) -> None:
+        """Check that the script itself has changed no states, and no parameters.
+
+        Of these all are compared, or those that were written to.
+        """
         for bucket in self._buckets:
             if (everything or bucket.moved()) and not bucket.untouched():
                 raise ConfigurationError(
@@ -269,6 +266,12 @@ class Asynchronous:
                     "load_state_dict(), during steps without a barrier: the change would be lost",
                     hint="Leave the protocol knobs out of the strategy of this script.",
                 )
+        if self._left.reset_in(self._optimizer):
+            raise ConfigurationError(
+                "the script has cleared or replaced the states of its optimizer, which are with "
+                "their owners, during steps without a barrier: that would be lost",
+                hint="Leave the protocol knobs out of the strategy of this script.",
+            )
 
     def _notice_changes(self) -> None:
         """Push nothing before a step from now on if the script changes gradients before it."""

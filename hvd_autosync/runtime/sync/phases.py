@@ -138,8 +138,8 @@ class ProtocolPhases(Nested, JoinHook):
     @property
     def straggler_noticed(self) -> bool:
         """Whether a straggler is being handled now."""
-        slow = bool(self._membership.absent) or self._no_barrier.stopping.straggler_present
-        return slow or self._batches_differ
+        present = self._no_barrier.stopping.straggler_present
+        return bool(self._membership.absent) or present or self._batches_differ
 
     def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is complete."""
@@ -233,9 +233,13 @@ class ProtocolPhases(Nested, JoinHook):
         # Else ranks step together and have the same parameters.
 
     def about_to_join(self) -> None:
-        """Stop where all ranks do: without a barrier others may wait for steps of this one."""
+        """Stop where all ranks do: others may go on without this one, and would wait for it."""
         if self.running:
-            self.at_sync_point(SyncPoint.EPOCH_END)
+            self.settle_skipped()  # which may be where they stop
+            if self.running:
+                self._meet(ended=True, leaving=True)
+            else:
+                self._end_epoch()
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective."""
@@ -259,8 +263,7 @@ class ProtocolPhases(Nested, JoinHook):
 
     def before_more_parameters(self) -> None:
         """Refuse them if steps have no barrier, or may have none later."""
-        protocol = self._protocol
-        if self.running or protocol.share < 1 or protocol.stragglers == "greedy":
+        if self.running or self._protocol.share < 1 or self._protocol.stragglers == "greedy":
             refuse_more_parameters()
         super().before_more_parameters()
 
@@ -308,8 +311,8 @@ class ProtocolPhases(Nested, JoinHook):
     def share(self, root: int) -> None:
         """Let all ranks continue where rank ``root`` is; a collective."""
         super().share(root)
-        received = tell_all(json.dumps(self._place()).encode(), f"{self._name}.place", root)
-        self._go_to(json.loads(received))
+        place = tell_all(json.dumps(self._place()).encode(), f"{self._name}.place", root)
+        self._go_to(json.loads(place))
 
     def detach(self) -> dict[str, Any]:
         """End the phases, after as many steps on all ranks; a collective.
@@ -324,8 +327,7 @@ class ProtocolPhases(Nested, JoinHook):
         self.settle_skipped()
         if self.running:
             # Where all have made the same steps, they have as many left as under any plan.
-            met = self._meet(ended=False, leaving=True)
-            self._membership.unequal = not met.same_steps
+            self._membership.unequal = not self._meet(ended=False, leaving=True).same_steps
         if not self._membership.replicas_in_sync:
             raise ConfigurationError(
                 "ranks have made different numbers of steps, and have different numbers left",
@@ -384,8 +386,7 @@ class ProtocolPhases(Nested, JoinHook):
         if self._protocol.needs_total and not self._protocol.total and not watched:
             if self.step == 1:
                 warn_on_rank_0(
-                    "staying synchronous: the number of samples of this training is not known yet. "
-                    "Set total_samples"
+                    "staying synchronous: the number of samples is not known yet. Set total_samples"
                 )
             return False
         return self._votes.due(self.step)

@@ -299,3 +299,30 @@ def test_a_loss_that_is_no_number_counts_though_a_rank_is_away_most_of_the_time(
         return False
 
     assert ThreadRanks(2, seed=1).run(body) == [True, True]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_ranks_fall_back_once_all_are_there_to_what_all_have(
+    alone: bool, wrapped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where one joins again before its first step, nor to what one has kept meanwhile."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+    steps = [(1, 1), (5 * _WINDOW, 0), (2, 0), (2, 2)]
+
+    def body() -> tuple[int, int, float]:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([parameter], lr=1.0)
+        guard, losses = Guard("own"), Losses()
+        for epoch, of_ranks in enumerate(steps):
+            for at in range(of_ranks[rank()]):
+                losses.seen(torch.tensor(math.nan if epoch else 1.0))
+                parameter.grad = torch.tensor([-1.0])
+                optimizer.step()
+                if not guard.stepped(losses):
+                    return epoch, guard.restore(optimizer), parameter.item()
+                if guard.step == 1 or (alone and (epoch, at) == (1, 1)):
+                    guard.take_snapshot(optimizer)
+            join()
+        return -1, 0, math.nan
+
+    assert ThreadRanks(2, seed=1).run(body) == [(3, 1, 1.0)] * 2

@@ -607,18 +607,44 @@ def test_a_rank_that_joins_in_the_middle_of_an_epoch_keeps_nobody_waiting(begin:
     def body() -> list[torch.Tensor]:
         own = begin(_SHAPES, SyncPlan(protocol=Protocol("ssp", staleness=1)))
         for epoch in range(3):
+            running = []
             for at in range(4 + 6 * rank()):
                 own.step({p: gradient(rank(), epoch, at, p) for p in range(len(_SHAPES))})
+                running.append(own.method.running)
+            assert any(running) or not epoch
             join()
             own.sync.at_sync_point(SyncPoint.SCRIPT)
-        assert own.method.running
         return list(own.values())
 
     first, second = ThreadRanks(2, seed=1).run(body)
     assert all(map(torch.equal, first, second))
 
 
-@pytest.mark.parametrize("what", ["parameters", "states"])
+@pytest.mark.parametrize("protocol", [Protocol("asp"), Protocol("ssp", staleness=1)])
+@pytest.mark.parametrize("begun", [0, 2])
+def test_a_rank_that_joins_for_good_keeps_nobody_waiting(
+    begun: int, protocol: Protocol, loader: Any, begin: Any
+) -> None:
+    """In the middle of an epoch, or before its first step, while others have more epochs."""
+
+    def body() -> int:
+        own = begin(_SHAPES, SyncPlan(protocol=protocol))
+        steps = 0
+        for epoch in range(4):
+            for at in loader(own.epochs, 6):
+                if epoch == 1 and not rank() and at == begun:
+                    assert own.method.running
+                    join()
+                    return steps
+                own.step({p: gradient(rank(), epoch, at, p) for p in range(len(_SHAPES))})
+                steps += 1
+        join()
+        return steps
+
+    assert ThreadRanks(2, seed=1).run(body) == [6 + begun, 24]
+
+
+@pytest.mark.parametrize("what", ["parameters", "data", "states", "states at the end"])
 def test_what_the_script_changes_after_the_last_step_is_not_lost_silently(
     what: str, loader: Any, begin: Any
 ) -> None:
@@ -629,6 +655,12 @@ def test_what_the_script_changes_after_the_last_step_is_not_lost_silently(
                 own.step({p: gradient(rank(), epoch, at, p) for p in range(len(_SHAPES))})
                 if (epoch, at) == (1, 5) and what == "states":
                     own.optimizer.state.clear()
+                elif (epoch, at) == (1, 5) and what == "states at the end":
+                    own.optimizer.state.clear()
+                    own.method.before_sharing()
+                    return
+                elif (epoch, at) == (1, 5) and what == "data":
+                    own.parameters[0].data.clamp_(-1e-3, 1e-3)
                 elif (epoch, at) == (1, 5):
                     with torch.no_grad():
                         own.parameters[0].zero_()

@@ -106,6 +106,23 @@ def test_loss_scales_are_equal_after_rounds(begin: Any) -> None:
     _check_exact(ThreadRanks(2).run(body))
 
 
+def test_a_scaler_keeps_its_count_whatever_the_default_type_is(begin: Any) -> None:
+    """Of bfloat16 1997 is 2000, from which the scale would never grow again."""
+
+    def body() -> int:
+        own, scaler = _rounds(begin)
+        counted = {"_growth_tracker": 1997, "growth_interval": 2000}
+        scaler.load_state_dict({**scaler.state_dict(), **counted})
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            own.sync.switch(SyncPlan())
+        finally:
+            torch.set_default_dtype(torch.float32)
+        return int(scaler.state_dict()["_growth_tracker"])
+
+    assert ThreadRanks(2).run(body) == [1997, 1997]
+
+
 @pytest.mark.parametrize("skips", [(), (0,), (1,), (0, 1)])
 def test_loss_scales_are_equal_after_rounds_that_end_in_a_step(
     skips: tuple[int, ...], begin: Any
