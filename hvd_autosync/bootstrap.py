@@ -37,7 +37,12 @@ def _is_launcher() -> bool:
 
 def _extend_launcher(_: ModuleType, known: Sequence[str], *, driven: bool) -> None:
     from hvd_autosync.commands.flag import extend_launcher
-    from hvd_autosync.launch.driven_launcher import become_mpirun, order_interfaces, spare_checks
+    from hvd_autosync.launch.driven_launcher import (
+        become_mpirun,
+        order_interfaces,
+        pass_on_all_bytes,
+        spare_checks,
+    )
     from hvd_autosync.util.streams import open_standard_streams
 
     # Not earlier: during the import of this module Python reads the .pth file, whose descriptor may
@@ -48,6 +53,7 @@ def _extend_launcher(_: ModuleType, known: Sequence[str], *, driven: bool) -> No
         spare_checks(known)
         become_mpirun()
         order_interfaces()
+        pass_on_all_bytes()
 
 
 def _end_with(driver: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import functools
 import os
 from collections.abc import Callable, Collection
 from types import ModuleType
@@ -44,6 +46,26 @@ def become_mpirun() -> None:
         return shim
 
     patches.install("shell of mpirun", replaced)
+
+
+def pass_on_all_bytes() -> None:
+    """Pass on what ranks print even if it is no UTF-8.
+
+    The thread that reads a rank's output would end at such a byte (``prefix_connection`` of
+    ``horovod/runner/common/util/safe_shell_exec.py``): all later lines would be lost, messages of
+    trials among them, and the rank would wait for ever once the pipe is full.
+    """
+
+    def decoder(name: str) -> Callable[[], codecs.IncrementalDecoder]:
+        return functools.partial(codecs.getincrementaldecoder(name), "replace")
+
+    def replaced(before: ModuleType) -> ModuleType:
+        shim = ModuleType("codecs")
+        shim.__dict__.update(vars(before))
+        shim.getincrementaldecoder = decoder  # type: ignore[attr-defined]
+        return shim
+
+    patches.install("decoder of output", replaced)
 
 
 def order_interfaces() -> None:

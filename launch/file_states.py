@@ -67,7 +67,7 @@ def file_states(
     """Return the state of every entry below ``roots``, folders before their entries.
 
     Args:
-        roots: Absolute paths; missing ones are left out.
+        roots: Absolute paths, the most important ones first; missing ones are left out.
         skipped: Absolute paths that are left out.
         most: Largest number of entries; ``None``: any.
 
@@ -76,7 +76,7 @@ def file_states(
         order.
     """
     found: dict[str, FileState] = {}
-    waiting = [root for root in sorted(set(roots), reverse=True) if root not in skipped]
+    waiting = [root for root in reversed(dict.fromkeys(roots)) if root not in skipped]
     while waiting:
         path = waiting.pop()
         try:

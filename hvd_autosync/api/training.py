@@ -18,6 +18,7 @@ from hvd_autosync.launch.job import Job, job_environment
 from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.runtime.live.notes import read_note
 from hvd_autosync.traces.location import data_folder
+from hvd_autosync.util.packed_text import pack
 from hvd_autosync.util.printable import printable
 from hvd_autosync.util.program import run_main
 from hvd_autosync.util.variables import END_TUNING_NOTE, JOB_VARIABLE, STUDY_NOTE, TUNING_ENDED_NOTE
@@ -59,7 +60,7 @@ class Training:
     def __init__(self, job: Job, options: Options, known: str = "") -> None:
         self._known = known
         variables = job_environment() | options_environment(options)
-        variables |= {JOB_VARIABLE: json.dumps(job.to_json())}
+        variables |= {JOB_VARIABLE: pack(json.dumps(job.to_json()))}
         moment = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
         self.output = data_folder() / "trainings" / f"{moment}.log"
         try:

@@ -24,6 +24,7 @@ from hvd_autosync.engine.option_values import variable_name
 from hvd_autosync.engine.options import Options, resolve_options
 from hvd_autosync.launch.job import Job
 from hvd_autosync.util.log import start_log
+from hvd_autosync.util.packed_text import unpack
 from hvd_autosync.util.variables import JOB_VARIABLE
 
 
@@ -41,7 +42,7 @@ def main() -> None:
 
 def _train(folder: Path, *, tuned: bool) -> int:
     extensions.load()
-    job = Job.from_json(json.loads(os.environ.pop(JOB_VARIABLE)))
+    job = Job.from_json(json.loads(unpack(os.environ.pop(JOB_VARIABLE))))
     options = resolve_options(argparse.Namespace(), os.environ)
     # Horovod writes its environment on the command lines of ranks, and the address of the store may
     # have a password. Those of a training that is tuned get options; such an address is refused.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from hvd_autosync.engine.forwarding import ForwardingListener
 from hvd_autosync.errors import AutosyncError, LiveTuningError
@@ -31,6 +32,8 @@ from hvd_autosync.util.variables import (
 )
 
 if TYPE_CHECKING:
+    from io import TextIOWrapper
+
     from hvd_autosync.engine.live import Cost
     from hvd_autosync.engine.tuning import Listener
     from hvd_autosync.launch.live_runner import Training
@@ -49,6 +52,9 @@ _LOADED = "loaded"
 def main() -> None:
     """Tune the training whose rank 0 has started this process; end with it."""
     _ignore_warnings_of_schedulers()
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
+        # Gloo's launcher reads UTF-8 whatever the locale, and passes nothing on after other bytes.
+        cast("TextIOWrapper", sys.stderr).reconfigure(encoding="utf-8")
     # What libraries print must not reach the messages.
     sent = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

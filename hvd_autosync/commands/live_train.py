@@ -8,10 +8,10 @@ among these minutes.
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,17 +69,18 @@ def train_live(
     restarted = False
     while True:
         began = datetime.now(timezone.utc)
+        before = _known_failures(job, options, begins)
         ended = run_live_training(
             job, variables, may_refuse=may_refuse, folder=folder, beginning=beginning
         )
-        if not ended.status and not ended.begun:
+        if not ended.status and not ended.begun and not _has_study(job, options, begins):
             print_line(
                 "nothing was tuned: rank 0 did not import horovod.torch. Only jobs with PyTorch "
                 "can be tuned"
             )
         if ended.status == 0 or ended.stopped or ended.refusal or job.elastic:
             return ended
-        failed = _failed_in_trial(job, options, began, begins)
+        failed = _failed_in_trial(job, options, before, begins)
         if failed is None:
             return ended
         strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
@@ -117,19 +118,50 @@ def _again(job: Job, options: Options, begins: Strategy | None, failed: Strategy
     return f"run the same command with --autosync-reuse auto to {does}"
 
 
+def _has_study(job: Job, options: Options, begins: Strategy | None) -> bool:
+    """Return whether the store has a study: rank 0 may have other files of notes than the flag."""
+    from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+    from hvd_autosync.traces import TraceStore
+
+    with suppress(AutosyncError), closing(TraceStore(options.store)) as store:
+        restrictions = load_restrictions(options.space, options.allow)
+        return bool(store.studies(job_key=tuning_key(job, options, restrictions, begins)))
+    return False
+
+
+def _known_failures(job: Job, options: Options, begins: Strategy | None) -> Set[tuple[str, int]]:
+    """Return the trials in which earlier runs have failed, by study and number."""
+    from hvd_autosync.engine.live import failed_trials
+
+    with suppress(AutosyncError):  # whoever needs the store says so
+        return failed_trials(job, options, begins).keys()
+    return frozenset()
+
+
 def _failed_in_trial(
-    job: Job, options: Options, began: datetime, begins: Strategy | None
+    job: Job, options: Options, before: Set[tuple[str, int]], begins: Strategy | None
 ) -> TrialRecord | None:
-    """Return the trial in which a training that began then, under ``begins``, has failed."""
-    from hvd_autosync.engine.live import failed_trial
-    from hvd_autosync.traces.records import timestamp
+    """Return the trial in which a training under ``begins`` has just failed.
+
+    Not by its time: the clock of rank 0's host may be another.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        before: The trials in which earlier runs have failed.
+        begins: As of :func:`hvd_autosync.engine.study_options.tuning_key`.
+    """
+    from hvd_autosync.engine.live import failed_trials
 
     until = time.monotonic() + _RECORD_S
-    find = partial(failed_trial, job, options, timestamp(began), begins)
     try:
-        while (failed := find()) is None and time.monotonic() < until:
+        while True:
+            found = failed_trials(job, options, begins)
+            for place in found.keys() - before:
+                return found[place]
+            if time.monotonic() > until:
+                return None
             time.sleep(0.2)
     except AutosyncError as error:  # the training's own status says more
         print_line(f"whether it failed in a trial is not known: {error.message}")
         return None
-    return failed

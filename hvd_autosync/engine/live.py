@@ -247,21 +247,21 @@ class _Resuming(ForwardingListener):
         self._listener.on_study_start(study, resumed=resumed)
 
 
-def failed_trial(
-    job: Job, options: Options, since: str, begins: Strategy | None = None
-) -> TrialRecord | None:
-    """Return the live trial in which a training has just failed; ``None`` if in none.
+def failed_trials(
+    job: Job, options: Options, begins: Strategy | None = None
+) -> dict[tuple[str, int], TrialRecord]:
+    """Return the live trials in which trainings of a job have failed, by study and number.
 
     Args:
         job: The job.
         options: The options of its tuning.
-        since: When the training began, as :func:`hvd_autosync.traces.timestamp` writes it.
         begins: As of :func:`hvd_autosync.engine.study_options.tuning_key`.
     """
     key = tuning_key(job, options, load_restrictions(options.space, options.allow), begins)
     with closing(TraceStore(options.store)) as store:
-        for study in store.studies(job_key=key):
-            for trial in store.trials(study.study_id):
-                if has_lost_training(trial) and trial.asked_at >= since:
-                    return trial
-    return None
+        return {
+            (trial.study_id, trial.number): trial
+            for study in store.studies(job_key=key)
+            for trial in store.trials(study.study_id)
+            if has_lost_training(trial)
+        }

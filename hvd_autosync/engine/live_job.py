@@ -18,6 +18,7 @@ from hvd_autosync.engine.options import Options, resolve_options
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host
 from hvd_autosync.search_space.horovod_settings import held_by_environment
+from hvd_autosync.util.packed_text import unpack
 from hvd_autosync.util.variables import JOB_VARIABLE, JUDGED_VARIABLE
 
 
@@ -47,7 +48,7 @@ def live_job(begin: dict[str, Any]) -> Job:
     if begin.get("elastic"):
         hosts = tuple(sorted(hosts, key=lambda host: host.name))  # one that comes back is the last
     if given := os.environ.get(JOB_VARIABLE):
-        job = Job.from_json(json.loads(given))
+        job = Job.from_json(json.loads(unpack(given)))
         return replace(job, hosts=hosts) if begin.get("elastic") else job
     held = held_by_environment(os.environ)
     controller = held.pop("controller", None)

@@ -32,6 +32,7 @@ from hvd_autosync.search_space.trial import (
     TRAINING,
     LossPrediction,
 )
+from hvd_autosync.util.packed_text import pack
 from hvd_autosync.util.variables import (
     BEGUN_NOTE,
     ENDED_NOTE,
@@ -230,7 +231,7 @@ def run_live_training(
     """
     strategy = Strategy() if beginning is None else beginning.strategy
     environment = launcher_environment(strategy) | dict(variables)
-    environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: json.dumps(job.to_json())}
+    environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: pack(json.dumps(job.to_json()))}
     environment[FOLDER_VARIABLE] = str(Path.cwd())
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # without the folder it cannot refuse

@@ -9,6 +9,7 @@ from statistics import fmean, geometric_mean
 
 from hvd_autosync.reporting.words import STANDARD_ERRORS, first_line
 from hvd_autosync.search_space import SearchSpace, StepTime, Strategy, TrialStatus
+from hvd_autosync.study.confirm import MAX_ROUNDS, usual_rounds
 from hvd_autosync.study.resumed import at_one_speed, superseded_defaults
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import TrialRecord
@@ -39,13 +40,25 @@ class RunnerUp:
 
 
 def confirmed_step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy, float]:
-    """Geometric mean of each strategy's step times in the confirmation, seconds."""
-    times: dict[Strategy, list[float]] = {}
+    """Geometric mean of each strategy's step times in the confirmation, seconds.
+
+    As in its comparison with the default, rounds that stand apart are left out.
+    """
+    times: dict[Strategy, list[StepTime]] = {}
     for trial in trials:
         time = trial.result.step_time if trial.result else None
         if trial.kind == "confirm" and time is not None:
-            times.setdefault(space.complete(trial.strategy), []).append(time.mean_s)
-    return {strategy: geometric_mean(seconds) for strategy, seconds in times.items()}
+            times.setdefault(space.complete(trial.strategy), []).append(time)
+    default = times.get(space.default, [])
+    return {
+        strategy: geometric_mean(own[number].mean_s for number in _counted(default, own))
+        for strategy, own in times.items()
+    }
+
+
+def _counted(default: Sequence[StepTime], own: Sequence[StepTime]) -> Sequence[int]:
+    rounds = min(len(default), len(own), MAX_ROUNDS)
+    return usual_rounds(default[:rounds], own[:rounds]) if rounds else range(len(own))
 
 
 def runner_ups(

@@ -95,7 +95,7 @@ def compare(
     """
     if not default:
         raise ValueError("nothing to compare: no round was measured")
-    usual = _usual_rounds(default, candidate)
+    usual = usual_rounds(default, candidate)
     pairs = [(default[number], candidate[number]) for number in usual]
     ratios = _log_ratios(*zip(*pairs, strict=True))
     rounds = len(ratios)
@@ -117,11 +117,16 @@ def compare(
 
 def _log_ratios(default: Sequence[StepTime], candidate: Sequence[StepTime]) -> NDArray[np.float64]:
     pairs = zip(default, candidate, strict=True)
-    return np.array([math.log(d.mean_s / c.mean_s) for d, c in pairs])
+    return np.array([math.log(d.mean_s) - math.log(c.mean_s) for d, c in pairs])
 
 
-def _usual_rounds(default: Sequence[StepTime], candidate: Sequence[StepTime]) -> list[int]:
-    """Return the rounds that do not stand apart; all if too few are known, or too many would."""
+def usual_rounds(default: Sequence[StepTime], candidate: Sequence[StepTime]) -> list[int]:
+    """Return the rounds that do not stand apart; all if too few are known, or too many would.
+
+    Args:
+        default: Step times of the default, by round.
+        candidate: Step times of a candidate, by round.
+    """
     ratios = _log_ratios(default, candidate)
     rounds = range(len(ratios))
     apart = np.abs(ratios - np.median(ratios))
@@ -214,12 +219,13 @@ class Confirmation:
         if rounds < MIN_ROUNDS or rounds != max(begun.values()):
             return 0, 0.0
         proven = max((c.speedup for c in comparisons if c.proven), default=1.0)
-        best = max((self._promise(c) for c in comparisons if c.strategy in begun), default=1.0)
+        undecided = (c for c in comparisons if c.strategy in begun and not c.proven)
+        best = max(map(self._promise, undecided), default=1.0)
         return len(begun), 1 - proven / max(best, proven)
 
     def _promise(self, comparison: Comparison) -> float:
         """Return the speedup that one may have: one disturbed launch of a few does not hide it."""
-        return max(comparison.speedup, 1 / median(self._factors(comparison.strategy)))
+        return max(comparison.speedup, median(self._speedups(comparison.strategy)))
 
     def _begun(self, comparisons: Sequence[Comparison]) -> dict[Strategy, int]:
         """Return how often each was measured, or is now, that is not pruned."""
@@ -240,13 +246,10 @@ class Confirmation:
         spread between rounds is no reason to prefer a slower candidate.
         """
         found = []
-        default = self._times(self._default)
         for candidate in self._candidates:
-            own = self._times(candidate)
-            rounds = min(len(own), len(default), MAX_ROUNDS)
-            if rounds and not self._failed(candidate):
-                share = self._error_share(rounds)
-                found.append(compare(candidate, default[:rounds], own[:rounds], share))
+            default, own = self._rounds(candidate)
+            if own and not self._failed(candidate):
+                found.append(compare(candidate, default, own, self._error_share(len(own))))
         return sorted(found, key=lambda each: (each.proven, each.speedup), reverse=True)
 
     def default_s(self) -> float:
@@ -255,10 +258,8 @@ class Confirmation:
         It is the geometric mean: over the speedup it is that of the candidate. NaN without a round.
         """
         for best in self.comparisons()[:1]:
-            default, own = (
-                self._times(each)[: best.rounds] for each in (self._default, best.strategy)
-            )
-            return geometric_mean(default[n].mean_s for n in _usual_rounds(default, own))
+            default, own = self._rounds(best.strategy)
+            return geometric_mean(default[number].mean_s for number in usual_rounds(default, own))
         return math.nan
 
     def _error_share(self, rounds: int) -> float:
@@ -272,9 +273,10 @@ class Confirmation:
         fastest = max((each.speedup for each in comparisons if each.proven), default=1.0)
         if one.speedup < fastest or not one.low:  # of times that no job has
             return True
+        left = len(usual_rounds(*self._rounds(one.strategy)))
         last, now = (
-            _quantile(self._error_share(rounds), rounds) / math.sqrt(rounds)
-            for rounds in (MAX_ROUNDS, one.rounds)
+            _quantile(self._error_share(rounds), used) / math.sqrt(used)
+            for rounds, used in ((MAX_ROUNDS, MAX_ROUNDS), (one.rounds, left))
         )
         center = math.log(one.speedup)
         needed = (center - math.log(one.low)) * last / now
@@ -288,15 +290,21 @@ class Confirmation:
 
     def _slower(self, strategy: Strategy) -> bool:
         """Return whether one was slower than the default in each round, and may be pruned."""
-        factors = self._factors(strategy)
-        if strategy == self._default or not factors or min(factors) <= 1:
+        speedups = self._speedups(strategy)
+        if strategy == self._default or not speedups or max(speedups) >= 1:
             return False
-        return len(factors) >= _SLOWER_ROUNDS or factors[0] > LAUNCHES_DIFFER
+        return len(speedups) >= _SLOWER_ROUNDS or speedups[0] < 1 / LAUNCHES_DIFFER
 
-    def _factors(self, strategy: Strategy) -> list[float]:
-        """Return the step times of one over those of the default, by round."""
-        pairs = zip(self._times(self._default), self._times(strategy), strict=False)
-        return [own.mean_s / default.mean_s for default, own in pairs]
+    def _speedups(self, strategy: Strategy) -> list[float]:
+        """Return the speedups of one over the default, by round."""
+        default, own = self._rounds(strategy)
+        return [d.mean_s / c.mean_s for d, c in zip(default, own, strict=True)]
+
+    def _rounds(self, strategy: Strategy) -> tuple[list[StepTime], list[StepTime]]:
+        """Return the step times of the default and of one, in the rounds that have both."""
+        default, own = self._times(self._default), self._times(strategy)
+        rounds = min(len(default), len(own), MAX_ROUNDS)
+        return default[:rounds], own[:rounds]
 
     def _times(self, strategy: Strategy) -> list[StepTime]:
         return [m.time for m in self._measurements if m.strategy == strategy and m.time]

@@ -26,7 +26,13 @@ def has_rested(trials: Sequence[TrialRecord], now: datetime | None = None) -> bo
         trials: All of its trials.
         now: The moment, with a time zone; default: now.
     """
-    told = [datetime.fromisoformat(t.told_at) for t in trials if t.told_at is not None]
+    # A repetition of the default that has failed has shown no speed.
+    told = [
+        datetime.fromisoformat(t.told_at)
+        for t in trials
+        if t.told_at is not None
+        and not (t.kind == "default" and t.result is not None and t.result.step_time is None)
+    ]
     now = datetime.now(timezone.utc) if now is None else now
     return bool(told) and now - max(told) > _RESTS
 

@@ -112,6 +112,8 @@ class Database:
                 self._location = replace(self._location, url=URL.create("sqlite"))
                 self._set_engine()
             self._create_tables()
+        elif file is not None and _has_log(file) and not self._location.allows_wal:
+            self._leave_log()
         self._waits = not self._location.is_sqlite
 
     def _set_engine(self) -> None:
@@ -250,6 +252,26 @@ class Database:
             # Another process may have created them at the same moment, if no lock prevents that.
             if not self._has_tables():
                 raise
+
+    def _leave_log(self) -> None:
+        """Write no log ahead any more: the store is on a network file system now."""
+        try:
+            with self._engine.connect() as connection:
+                connection.execution_options(begin=None)
+                connection.exec_driver_sql("PRAGMA journal_mode=DELETE")
+        except DBAPIError as error:
+            raise StoreError(
+                f"{self.name} is in use on the host that has its disk, in a way that would damage "
+                f"it from here: {error.orig}",
+                hint="Try again when nothing uses it there; from then on both can.",
+            ) from None
+
+
+def _has_log(file: Path) -> bool:
+    """Return whether an SQLite file says that it is written with a write-ahead log."""
+    with contextlib.suppress(OSError), open(file, "rb") as opened:
+        return opened.read(19)[18:] == b"\2"  # sqlite.org/fileformat.html, section 1.3
+    return False
 
 
 def _create_engine(location: Location) -> Engine:

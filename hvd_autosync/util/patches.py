@@ -206,6 +206,12 @@ PATCHES = (
         "all launches of a job use the same network",
     ),
     Patch(
+        "decoder of output",
+        "horovod.runner.common.util.safe_shell_exec.codecs",
+        "launch/driven_launcher.py",
+        "a byte that is no UTF-8 does not end the output of its rank",
+    ),
+    Patch(
         "launcher",
         "horovod.runner.launch._run",
         "commands/flag.py",

@@ -17,6 +17,7 @@ from hvd_autosync.engine.training import RunOutcome
 from hvd_autosync.launch.command import launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host, Strategy
+from hvd_autosync.util.packed_text import pack
 from hvd_autosync.util.variables import JOB_VARIABLE
 
 JOB = Job(("-np", "2"), ("python", "train.py"), (Host("192.0.2.1", 2),))
@@ -44,7 +45,7 @@ def test_ranks_get_no_option_that_they_do_not_need(
     for name, value in given.items():
         monkeypatch.setenv(f"HVD_AUTOSYNC_{name}", value)
     monkeypatch.setenv("HVD_AUTOSYNC_LOG", "error")
-    monkeypatch.setenv(JOB_VARIABLE, json.dumps(JOB.to_json()))
+    monkeypatch.setenv(JOB_VARIABLE, pack(json.dumps(JOB.to_json())))
     assert live_driver._train(tmp_path, tuned=tuned) == 7
     ((how, options, environment),) = started
     assert how == options.mode == ("launched" if tuned else "live")

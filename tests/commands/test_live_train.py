@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,6 +57,14 @@ def test_what_its_helper_reads_is_checked_before_the_training_begins(
         live_train.train_live(JOB, Options(mode="live", store="/proc/traces.db"))
 
 
+def fail_in(monkeypatch: pytest.MonkeyPatch, failed: object) -> None:
+    """Let each training fail in a trial that the store does not have before it."""
+    asked = itertools.count()
+    monkeypatch.setattr(
+        live, "failed_trials", lambda *_: {} if next(asked) % 2 == 0 else {("5", 1): failed}
+    )
+
+
 @pytest.mark.parametrize(
     ("minutes", "resumed", "launches"), [(4, False, 2), (6, False, 1), (6, True, 2)]
 )
@@ -76,7 +85,7 @@ def test_a_training_that_fails_in_an_early_trial_is_started_again(
         restarted.append(variables.get(RESTARTED_VARIABLE))
         return ends.pop(0)
 
-    monkeypatch.setattr(live, "failed_trial", lambda *_: failed)
+    fail_in(monkeypatch, failed)
     monkeypatch.setattr(live_train, "run_live_training", run)
     assert live_train.train_live(JOB, Options(mode="live")).status == 2 - launches
     assert restarted == [None, "5"][:launches], "the helper resumes that study"
@@ -93,7 +102,7 @@ def test_the_next_run_tunes_without_a_late_failure_if_it_reuses_the_study(
 ) -> None:
     asked = timestamp(datetime.now(timezone.utc) + timedelta(minutes=6))
     failed = SimpleNamespace(study_id="5", strategy=Strategy({"buckets": 3}), asked_at=asked)
-    monkeypatch.setattr(live, "failed_trial", lambda *_: failed)
+    fail_in(monkeypatch, failed)
     monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(1))
     live_train.train_live(JOB, Options(mode="live", reuse=reuse))
     assert f"{said} tune without it" in capsys.readouterr().err
@@ -111,7 +120,7 @@ def test_the_next_run_is_said_to_use_an_earlier_result_if_there_is_one(
     store.finish(known.study_id, StudyStatus.FINISHED, {}, Strategy())
     asked = timestamp(datetime.now(timezone.utc) + timedelta(minutes=6))
     failed = SimpleNamespace(study_id="5", strategy=Strategy({"buckets": 3}), asked_at=asked)
-    monkeypatch.setattr(live, "failed_trial", lambda *_: failed)
+    fail_in(monkeypatch, failed)
     monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(1))
     live_train.train_live(JOB, options)
     said = capsys.readouterr().err
@@ -126,13 +135,19 @@ def test_a_training_that_fails_in_another_trial_is_not_started_for_a_third_time(
 ) -> None:
     counts = iter([3, 4])
 
-    def fail(*_: object) -> SimpleNamespace:
-        asked = timestamp(datetime.now(timezone.utc))
-        strategy = Strategy({"buckets": next(counts)})
-        return SimpleNamespace(study_id="5", strategy=strategy, asked_at=asked)
+    found: dict[tuple[str, int], SimpleNamespace] = {}
 
-    monkeypatch.setattr(live, "failed_trial", fail)
-    monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(1))
+    def run(*_: object, **__: object) -> RunOutcome:
+        """Fail; what has failed before is still in the store."""
+        count = next(counts)
+        asked = timestamp(datetime.now(timezone.utc))
+        strategy = Strategy({"buckets": count})
+        failed = SimpleNamespace(study_id="5", strategy=strategy, asked_at=asked)
+        found["5", -count] = failed
+        return RunOutcome(1)
+
+    monkeypatch.setattr(live, "failed_trials", lambda *_: dict(found))
+    monkeypatch.setattr(live_train, "run_live_training", run)
     assert live_train.train_live(JOB, Options(mode="live")).status == 1
     *_, first, second = capsys.readouterr().err.splitlines()
     assert "trial of buckets=3" in first and "starting the training again" in first
@@ -145,7 +160,7 @@ def test_a_store_that_is_gone_by_then_leaves_the_trainings_own_status(
     def lose(*_: object) -> None:
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr(live, "failed_trial", lose)
+    monkeypatch.setattr(live, "failed_trials", lose)
     monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(7))
     options = Options(mode="live", store=str(tmp_path / "traces.db"))
     assert live_train.train_live(JOB, options).status == 7

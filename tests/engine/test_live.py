@@ -20,7 +20,7 @@ from sqlalchemy.exc import OperationalError
 
 from hvd_autosync.engine import live
 from hvd_autosync.engine.failed_choices import failed_choices
-from hvd_autosync.engine.live import Cost, LiveStudy, failed_trial
+from hvd_autosync.engine.live import Cost, LiveStudy, failed_trials
 from hvd_autosync.engine.live_job import live_job, live_options
 from hvd_autosync.engine.live_stage import live_study
 from hvd_autosync.engine.mode import is_tuned
@@ -61,6 +61,7 @@ from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.util.packed_text import pack
 from hvd_autosync.util.variables import JOB_VARIABLE, RESTARTED_VARIABLE
 
 JOB = Job(("-np", "2"), ("python", "train.py"), (Host("a", 1), Host("b", 1)))
@@ -516,10 +517,10 @@ def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -
     trials = TraceStore(chosen.store).trials(record.study_id)
     assert trials[1].result is not None
     assert trials[1].result.reason.endswith(LOST_IN_TRIAL)
-    assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1]
-    assert failed_trial(JOB, chosen, "9") is None
+    lost = {(record.study_id, 1): trials[1]}
+    assert failed_trials(JOB, chosen) == lost
     TraceStore(chosen.store).finish(record.study_id, StudyStatus.FINISHED, {}, None)
-    assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1], "it may be the last trial"
+    assert failed_trials(JOB, chosen) == lost, "it may be the last trial"
 
 
 @pytest.mark.parametrize("reuse", ["auto", "never"])
@@ -752,7 +753,7 @@ def test_damaged_studies_and_trials_of_other_jobs_are_left_out(
         connection.execute("UPDATE hvd_autosync_trials SET info = '{'")
     connection.close()
     assert failed_choices(store) == {}
-    assert failed_trial(JOB, chosen, "") is None
+    assert failed_trials(JOB, chosen) == {}
 
 
 def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -765,7 +766,7 @@ def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPat
     assert live_job({**back, "elastic": True}).hosts == live_job({**begin, "elastic": True}).hosts
     monkeypatch.setenv("HOROVOD_CONTROLLER", "gloo")
     assert live_job(begin).controller == "gloo"
-    monkeypatch.setenv(JOB_VARIABLE, json.dumps(JOB.to_json()))
+    monkeypatch.setenv(JOB_VARIABLE, pack(json.dumps(JOB.to_json())))
     assert live_job(begin) == JOB
 
 
@@ -776,7 +777,7 @@ def test_the_helper_knows_the_script_that_the_flag_has_started(
     script = tmp_path / "train.py"
     script.write_text("one")
     job = replace(JOB, command=("python", str(script)), digests=())
-    monkeypatch.setenv(JOB_VARIABLE, json.dumps(job.to_json()))
+    monkeypatch.setenv(JOB_VARIABLE, pack(json.dumps(job.to_json())))
     script.write_text("two")
     begin = {"hosts": ["a", "b"], "command": ["python", str(script)], "elastic": True}
     assert live_job(begin).key == job.key != replace(job, digests=()).key

@@ -21,6 +21,28 @@ print(launch.driver_service.get_common_interfaces(None, []))
 """
 
 
+_OUTPUT = """
+from horovod.runner.common.util import safe_shell_exec
+from hvd_autosync.launch.driven_launcher import pass_on_all_bytes
+
+pass_on_all_bytes()
+script = r"printf 'r\\351ussi\\n'; printf '\\303\\251t\\303\\251\\n'"
+safe_shell_exec.execute(script, index=0)
+"""
+
+
+def test_a_byte_that_is_no_text_does_not_end_the_output_of_its_rank() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", _OUTPUT],
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+    )
+    assert shown.stdout.splitlines() == ["[0]<stdout>:r\ufffdussi", "[0]<stdout>:\xe9t\xe9"]
+
+
 def test_the_interfaces_have_one_order_in_all_processes() -> None:
     for seed in ("1", "2", "3"):
         shown = subprocess.run(

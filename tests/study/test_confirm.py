@@ -159,6 +159,44 @@ def test_what_another_round_may_save_is_a_share_of_what_would_be_used_without_it
         assert Confirmation(DEFAULT, [sure, wild], measured[:within]).next_round() == (0, 0.0)
 
 
+def test_a_proven_strategy_is_not_faster_than_itself() -> None:
+    """In the median of its rounds: the other one alone might save more."""
+    sure, slower = (Strategy({"cycle_time_ms": value}) for value in (2.0, 3.0))
+    measured = [
+        Measurement(s, t)
+        for row in ((1.0, 0.80, 0.95), (1.0, 0.80, 1.02), (1.0, 0.82, 0.97))
+        for s, t in zip((DEFAULT, sure, slower), times(*row), strict=True)
+    ]
+    confirmation = Confirmation(DEFAULT, [sure, slower], measured)
+    assert [c.proven for c in confirmation.comparisons()] == [True, False]
+    assert confirmation.next() is not None and confirmation.next_round() == (3, 0.0)
+
+
+def test_a_candidate_that_was_disturbed_is_pruned_no_earlier() -> None:
+    """What would prove it follows from the rounds that are left."""
+    ratios = (-0.47, -0.023, -0.003, 0.017, 0.037, 0.057)
+    measured = [
+        Measurement(s, t)
+        for ratio in ratios
+        for s, t in zip((DEFAULT, S), times(1.0, math.exp(-ratio)), strict=True)
+    ]
+    assert Confirmation(DEFAULT, [S], measured).next() == DEFAULT
+
+
+def test_times_that_no_job_has_are_slow_or_too_large_for_a_number() -> None:
+    def rounds(default: float) -> Confirmation:
+        rows = [(default, 1 / default)] * 3
+        return Confirmation(
+            DEFAULT,
+            [S],
+            [Measurement(s, t) for r in rows for s, t in zip((DEFAULT, S), times(*r), strict=True)],
+        )
+
+    assert rounds(1e-200).next() is None
+    with pytest.raises(OverflowError):  # named_if_damaged() says whose they are
+        rounds(1e200).next()
+
+
 def test_of_several_at_once_none_is_measured_that_was_pruned() -> None:
     """Nor more rounds than there are looks."""
     pruned = Strategy({"cycle_time_ms": 2.0})

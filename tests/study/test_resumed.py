@@ -44,6 +44,10 @@ def test_ten_minutes_without_a_trial_are_a_rest() -> None:
     trials = [trial(0, "default", Strategy(), 0.1)]
     assert not has_rested(trials, NOW + timedelta(minutes=9))
     assert has_rested(trials, NOW + timedelta(minutes=11))
+    again = replace(
+        trial(1, "default", Strategy(), None), told_at=timestamp(NOW + timedelta(hours=1))
+    )
+    assert has_rested([*trials, again], NOW + timedelta(hours=1)), "it has shown no speed"
     running = replace(trials[0], told_at=None, result=None)
     assert not has_rested([running], NOW + timedelta(days=1))
 

@@ -60,6 +60,21 @@ def test_a_network_file_system_gets_no_write_ahead_log(
     assert _sql(path, "PRAGMA journal_mode") == [("delete",)]
 
 
+def test_a_store_of_a_local_disk_leaves_its_log_on_a_network_file_system(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvd_autosync.traces.location.Location.allows_wal", True)
+    Database(path).close()
+    monkeypatch.setattr("hvd_autosync.traces.location.Location.allows_wal", False)
+    with contextlib.closing(sqlite3.connect(f"{path}")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM sqlite_master").fetchall()
+        with pytest.raises(StoreError, match="in use on the host that has its disk"):
+            Database(f"sqlite:///{path}?timeout=0")
+    Database(path).close()
+    assert _sql(path, "PRAGMA journal_mode") == [("delete",)]
+
+
 def test_a_newer_schema_is_left_alone(path: Path) -> None:
     Database(path).close()
     _sql(path, f"UPDATE {META.name} SET value = '2'")

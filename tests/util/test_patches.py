@@ -40,7 +40,12 @@ import torch
 import torch._dynamo.callback
 from hvd_autosync.commands.flag import extend_launcher
 from hvd_autosync.engine.job_line import extend_parser
-from hvd_autosync.launch.driven_launcher import become_mpirun, order_interfaces, spare_checks
+from hvd_autosync.launch.driven_launcher import (
+    become_mpirun,
+    order_interfaces,
+    pass_on_all_bytes,
+    spare_checks,
+)
 from hvd_autosync.runtime.collectives import initialization, standstill
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
@@ -103,6 +108,7 @@ installers = {
     "check of mpi": lambda: spare_checks(["mpi"]),
     "shell of mpirun": become_mpirun,
     "order of interfaces": order_interfaces,
+    "decoder of output": pass_on_all_bytes,
     "launcher": extend_launcher,
 }
 ABSENT = object()

@@ -7,16 +7,13 @@ anyone who can write into the job's output on purpose.
 
 from __future__ import annotations
 
-import base64
 import os
-import zlib
 from collections.abc import Mapping
 
 from hvd_autosync.search_space.trial import TrialSpec
+from hvd_autosync.util.packed_text import pack, unpack
 
-#: The trial's specification: compressed, because Linux allows 128 KiB for one variable and for the
-#: line that Gloo's launcher makes of all of them, and in base64, so that any launcher passes it on
-#: unchanged.
+#: The trial's specification, packed.
 TRIAL_VARIABLE = "HVD_AUTOSYNC_TRIAL"
 #: The trial's name as plain text, by which leftover processes are found.
 TRIAL_ID_VARIABLE = "HVD_AUTOSYNC_TRIAL_ID"
@@ -30,11 +27,10 @@ DISABLE_VARIABLE = "HVD_AUTOSYNC_DISABLE"
 
 def worker_environment(spec: TrialSpec) -> dict[str, str]:
     """Return the variables that pass a worker its trial."""
-    text = base64.b64encode(zlib.compress(spec.to_json().encode())).decode()
-    return {TRIAL_VARIABLE: text, TRIAL_ID_VARIABLE: spec.trial_id}
+    return {TRIAL_VARIABLE: pack(spec.to_json()), TRIAL_ID_VARIABLE: spec.trial_id}
 
 
 def spec_from_environment(environment: Mapping[str, str] = os.environ) -> TrialSpec | None:
     """Return the trial of this process, or ``None`` if it is no worker of ours."""
     text = environment.get(TRIAL_VARIABLE)
-    return TrialSpec.from_json(zlib.decompress(base64.b64decode(text)).decode()) if text else None
+    return TrialSpec.from_json(unpack(text)) if text else None
