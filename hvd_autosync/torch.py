@@ -106,6 +106,12 @@ def DistributedOptimizer(
     if strategy is None:
         owned = owned_knobs(arguments)
         return distribute(optimizer, named, arguments, current.sync_plan, owned)
+    if "buckets" in owned_knobs(arguments):
+        raise ConfigurationError(
+            "strategy= cannot be combined with op=Adasum, or with an own compression, groups or "
+            "process set, which say how gradients are exchanged",
+            hint="Remove strategy=, or these arguments.",
+        )
     chosen, members = _chosen(strategy, classes, optimizer, named)
     return distribute(optimizer, named, arguments, sync_plan(chosen, members), EXCHANGE_KNOBS)
 

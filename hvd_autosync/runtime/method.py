@@ -90,6 +90,9 @@ class SyncMethod:
     def on_skip(self) -> None:
         """A gradient scaler may have skipped the step."""
 
+    def on_drop(self) -> None:
+        """The script has dropped synchronized gradients, of which no step was made."""
+
     def on_rescale(self, factor: float) -> None:
         """The loss scale was multiplied by ``factor``."""
 

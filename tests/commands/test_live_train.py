@@ -45,6 +45,33 @@ def test_a_job_without_horovods_torch_is_told_so(
     assert ("rank 0 did not import horovod.torch" in capsys.readouterr().err) is told
 
 
+def test_a_job_with_a_study_was_tuned_wherever_its_notes_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container with a ``/tmp`` of its own."""
+    options = Options(mode="live", store=str(tmp_path / "traces.db"))
+    key = tuning_key(JOB, options, {})
+    TraceStore(options.store).create_study(job_key=key, command=(), settings={}, versions={})
+    monkeypatch.setattr(
+        live_train, "run_live_training", lambda *_, **__: RunOutcome(0, begun=False)
+    )
+    live_train.train_live(JOB, options)
+    assert "nothing was tuned" not in capsys.readouterr().err
+
+
+def test_a_failure_of_an_earlier_run_is_not_that_of_this_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the clock of rank 0's host says."""
+    later = timestamp(datetime.now(timezone.utc) + timedelta(minutes=1))
+    failed = SimpleNamespace(study_id="5", strategy=Strategy({"buckets": 3}), asked_at=later)
+    monkeypatch.setattr(live_train, "_RECORD_S", 0.0)
+    monkeypatch.setattr(live, "failed_trials", lambda *_: {("5", 1): failed})
+    monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(1))
+    assert live_train.train_live(JOB, Options(mode="live")).status == 1
+    assert "failed in the trial" not in capsys.readouterr().err
+
+
 def test_what_its_helper_reads_is_checked_before_the_training_begins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -163,6 +163,15 @@ def test_too_many_files_are_reported(folder: Path) -> None:
     assert file_states([str(folder)], (), 1000)[1] == []
 
 
+def test_the_working_directory_comes_before_large_data(folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "a data set"
+    data.mkdir()
+    for number in range(20):
+        (data / str(number)).touch()
+    states, beyond = file_states([str(folder), str(data)], (), 15)
+    assert str(folder / "model.pt") in states and beyond == [str(data)]
+
+
 @pytest.mark.parametrize("change", ["fewer", "more"])
 def test_what_is_not_watched_stays_so_after_a_trial(
     folder: Path, monkeypatch: pytest.MonkeyPatch, change: str

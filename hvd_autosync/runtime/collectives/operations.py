@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -72,6 +72,12 @@ def _horovods() -> Collectives:
 def all_ranks() -> ProcessSet:
     """As :attr:`Collectives.all_ranks`."""
     return collectives().all_ranks
+
+
+def of_some_ranks(optimizer: Any) -> bool:
+    """Return whether a wrapped optimizer is for a process set: the other ranks make other steps."""
+    everyone = all_ranks()
+    return getattr(optimizer, "process_set", everyone) is not everyone
 
 
 def init() -> None:

@@ -201,6 +201,10 @@ class GradientExchange(SyncMethod):
             for left_out in self.dispatcher.left_outs:
                 left_out.zero_()
 
+    def on_drop(self) -> None:
+        """Likewise: error feedback has those gradients, which the script may have refused."""
+        self.on_skip()
+
     def on_rescale(self, factor: float) -> None:
         """The loss scale was multiplied by ``factor``; gradients are kept as they were scaled."""
         for left_out in self.dispatcher.left_outs:

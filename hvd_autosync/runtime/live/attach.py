@@ -12,7 +12,7 @@ from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
 from hvd_autosync.runtime.collectives.initialization import variables_read
-from hvd_autosync.runtime.collectives.operations import all_ranks, rank, size
+from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, reinitialize
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.live.memory import free_bytes
@@ -206,12 +206,6 @@ def _differing(optimizers: Sequence[Any]) -> str:
         except ConfigurationError as error:
             return error.message
     return ""
-
-
-def of_some_ranks(optimizer: Any) -> bool:
-    """Return whether a wrapped optimizer is for a process set: the other ranks make other steps."""
-    everyone = all_ranks()
-    return getattr(optimizer, "process_set", everyone) is not everyone
 
 
 def switchable(optimizers: Sequence[Any]) -> list[Any]:

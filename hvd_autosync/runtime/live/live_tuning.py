@@ -23,14 +23,13 @@ from typing import Any
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import NotOnAllError, agree_steps, gather_texts
-from hvd_autosync.runtime.collectives.operations import rank
+from hvd_autosync.runtime.collectives.operations import of_some_ranks, rank
 from hvd_autosync.runtime.collectives.reinitialize import CannotReinitializeError, NotNowError
 from hvd_autosync.runtime.collectives.standstill import signals_wait
 from hvd_autosync.runtime.live.after_study import AfterStudy
 from hvd_autosync.runtime.live.attach import (
     Attacher,
     has_begun,
-    of_some_ranks,
     refused,
     switchable,
     switchable_on_all,

@@ -67,6 +67,7 @@ def make_strategy_optimizer(
         "average": _average,
         "_in_step": False,
         "_stepping": False,
+        "_reduced": None,
         "_sync": Synchronizer(plan),  # for copies, which synchronize nothing
         "_hvd_autosync_method": property(_method),
         "_hvd_autosync_average": _average,
@@ -110,6 +111,8 @@ def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor, *_: Any) 
     if self is None:
         return
     method, delay = self._sync.method, self._allreduce_delay
+    if self._reduced is not None and not _accumulates(self):
+        _drop(self)
     left = delay[parameter]
     if left <= 0:
         method.on_extra_gradient()
@@ -140,6 +143,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         result = sync.method.run_step(partial(_horovods_class.step, self, closure))
     finally:
         self._in_step = self._stepping = False
+        self._reduced = None
     with Waiting(current.waited):
         sync.end_step()
     return result
@@ -163,6 +167,10 @@ def _with_all_parameters(self: Any, wholes: list[Any], closure: Callable[[], Any
 def _synchronize(self: Any) -> None:
     fresh = _settle_skipped(self)
     self._sync.method.on_synchronize(in_step=self._in_step, fresh=fresh)
+    if not self._in_step:
+        # One parameter tells whether the script adds to what was reduced, or has dropped it.
+        arrived = (each for each in self._handles if each.grad is not None)
+        self._reduced = next(((each, each.grad) for each in arrived), self._reduced)
     delay = self._allreduce_delay
     delay.update(dict.fromkeys(delay, self.backward_passes_per_step))  # without a hash in Python
     self._handles.clear()
@@ -172,9 +180,23 @@ def _synchronize(self: Any) -> None:
 def _settle_skipped(self: Any) -> bool:
     """Count a skipped step if there are gradients of another one; return whether there are."""
     fresh = bool(self._handles) or not self._synchronized
-    if fresh and not self._stepping:  # several evaluations by a closure are one step
+    # Several evaluations by a closure are one step, and so are passes that are added up.
+    if fresh and not self._stepping and not _accumulates(self):
         self._sync.method.settle_skipped()
     return fresh
+
+
+def _accumulates(self: Any) -> bool:
+    """Return whether the gradients that the script has synchronized are still there."""
+    if self._reduced is None:
+        return False
+    parameter, gradient = self._reduced
+    return parameter.grad is gradient
+
+
+def _drop(self: Any) -> None:
+    self._reduced = None
+    self._sync.method.on_drop()
 
 
 def _method(self: Any) -> SyncMethod:
@@ -194,6 +216,8 @@ def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
 def _zero_grad(self: Any) -> None:
     with self._sync.method.dropping_gradients():
         _horovods_class.zero_grad(self)
+    if self._reduced is not None:
+        _drop(self)
 
 
 def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:

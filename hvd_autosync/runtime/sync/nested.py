@@ -79,6 +79,9 @@ class Nested(SyncMethod):
     def on_skip(self) -> None:
         self.inner.on_skip()
 
+    def on_drop(self) -> None:
+        self.inner.on_drop()
+
     def on_rescale(self, factor: float) -> None:
         self.inner.on_rescale(factor)
 

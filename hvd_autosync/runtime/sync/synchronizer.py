@@ -276,7 +276,11 @@ class Synchronizer:
         if plan.lossy:
             watch_scalers()
         # Several optimizers may have first parameters of the same name.
-        name = f"{next(_numbers())}.{self._name}"
+        number = next(_numbers())
+        name = f"{number}.{self._name}"
+        if plan.effective_exchange.order == "priority":
+            # Gradients of a deferred update are under way while another optimizer's begin.
+            names = {p: (f"{number}.{own}", group) for p, (own, group) in names.items()}
         if plan.replicas_may_differ:
             self.method = self._over_replicas(name, plan, names)
         else:

@@ -22,7 +22,7 @@ import torch
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_steps
-from hvd_autosync.runtime.collectives.operations import rank
+from hvd_autosync.runtime.collectives.operations import of_some_ranks, rank
 from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.recorder import Recorder
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
@@ -95,6 +95,8 @@ class TrialRun:
 
     def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
         """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
+        if of_some_ranks(optimizer):
+            return
         self._optimizers.add(optimizer, owned)
         if not self._begun:
             self._begin()
@@ -106,7 +108,7 @@ class TrialRun:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
-        if self._classifier.is_step(optimizer):
+        if not of_some_ranks(optimizer) and self._classifier.is_step(optimizer):
             self._end_step()
 
     def mark(self) -> None:

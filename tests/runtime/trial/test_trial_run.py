@@ -201,6 +201,17 @@ def test_first_optimizer_that_steps_is_counted(start: Start, spy: Spy) -> None:
     assert len(run.recorder.step_s) == 3
 
 
+def test_steps_of_some_ranks_are_not_counted(start: Start, spy: Spy) -> None:
+    run, everyone, some = start(), Stepping(), Stepping()
+    some.process_set = "of rank 1"
+    run.optimizer_created(some, frozenset())
+    for _ in range(3):
+        run.optimizer_stepped(some)
+        run.optimizer_stepped(some)
+        run.optimizer_stepped(everyone)
+    assert len(run.recorder.step_s) == 3
+
+
 def test_an_optimizer_that_is_no_longer_used_is_replaced(start: Start, spy: Spy) -> None:
     run, first, second = start(measured_steps=100), Stepping(), Stepping()
     run.optimizer_stepped(first)

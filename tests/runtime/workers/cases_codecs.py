@@ -177,6 +177,26 @@ def case_training_under_codecs_resembles_exact_training():
         assert off.norm() < most * way.norm(), (name, off.norm() / way.norm())
 
 
+def case_gradients_that_a_script_refuses_leave_nothing_behind():
+    """As after a norm that is too large; who drops them is the script's choice."""
+    for name in ("topk", "powersgd"):
+        for dropped_by_model in (False, True):
+            model = torch.nn.Linear(COLUMNS, COLUMNS, bias=False)
+            with plan(ExchangePlan(1, rest=PLANS[name]), {}):
+                optimizer = OURS(torch.optim.SGD(model.parameters(), lr=1.0))
+            (given,) = model.parameters()
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            for factor in (0.0, 1000.0, 0.0, 0.0):
+                before = given.detach().clone()
+                (factor * given * data(size=COLUMNS**2).view(COLUMNS, COLUMNS)).sum().backward()
+                optimizer.synchronize()
+                if not factor:
+                    with optimizer.skip_synchronize():
+                        optimizer.step()
+                assert torch.equal(given, before), (name, dropped_by_model)
+                (model if dropped_by_model else optimizer).zero_grad()
+
+
 def case_what_codecs_owe_is_saved_and_restored():
     for name in ("topk", "powersgd"):
         model = Model()

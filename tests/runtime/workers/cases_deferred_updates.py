@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import time
 import weakref
 
 import horovod.torch as hvd
@@ -166,6 +167,27 @@ def case_two_optimizers_of_one_module():
             for optimizer in optimizers:
                 optimizer.step()
         results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(*results)
+
+
+def case_two_networks_in_turn_with_parameters_of_equal_names():
+    """An update of the first may wait while gradients of the second are sent."""
+    results = []
+    for factory in (OURS, HOROVODS):
+        models = [mlp(), mlp()]
+        with plan(LATE, {}):
+            optimizers = [
+                factory(torch.optim.SGD(m.parameters(), lr=0.05), m.named_parameters())
+                for m in models
+            ]
+        for number in range(8):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(batch(number)).pow(2).mean().backward()
+                if hvd.rank() == 1 and number > 4:
+                    time.sleep(0.02)  # so that the other rank's exchange is still under way
+                optimizer.step()
+        results.append([p.detach() for model in models for p in model.parameters()])
     assert_close(*results)
 
 

@@ -59,6 +59,13 @@ def case_a_strategy_of_the_launch_is_none_of_the_scripts():
         current.sync_plan = None
 
 
+def case_arguments_that_say_how_to_exchange_cannot_be_combined_with_a_strategy():
+    """Before anything is read, which would wait for ranks outside of a process set."""
+    for strategy in ("no-such-file", "tuned", BUCKETS):
+        with raises(AutosyncError, "cannot be combined"):
+            wrap(mlp(), strategy=strategy, compression=hvd.Compression.fp16)
+
+
 def case_a_strategy_that_does_not_fit_is_an_error_in_a_training_that_is_tuned_live():
     """It would not be where Horovod's own optimizer could take the place of the default."""
     current.live = unittest.mock.Mock()

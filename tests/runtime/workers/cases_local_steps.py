@@ -478,6 +478,31 @@ def case_a_step_that_one_rank_skips_counts():
     assert together(model) and rounds_of(optimizer).step == 14
 
 
+def case_a_step_that_a_script_refuses_counts_whoever_drops_its_gradients():
+    model, optimizer = local(Schedule(4))
+    for number in loader(14):
+        model.zero_grad()
+        model(batch(int(number))).pow(2).mean().backward()
+        optimizer.synchronize()
+        if int(number) not in (3, 6):
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    assert together(model) and rounds_of(optimizer).step == 14
+
+
+def case_passes_that_are_synchronized_one_by_one_are_one_step():
+    """As Horovod demands where a script accumulates gradients itself."""
+    model, optimizer = local(Schedule(4))
+    for number in loader(9):
+        optimizer.zero_grad()
+        for _ in range(3):
+            model(batch(int(number))).pow(2).mean().backward()
+            optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert together(model) and rounds_of(optimizer).step == 9
+
+
 def case_several_evaluations_of_a_closure_are_one_step():
     model, optimizer = local(
         Schedule(4), lambda m: torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3)
