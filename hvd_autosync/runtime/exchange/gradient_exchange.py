@@ -125,6 +125,8 @@ class GradientExchange(SyncMethod):
 
     def on_gradient_added(self, parameter: torch.nn.Parameter) -> None:
         """A backward pass has added to the gradient of ``parameter``."""
+        if self._zero_step is not None:
+            self._zero_step.gradients_change()
         if self._deferred_update is not None:
             self._deferred_update.arrived(parameter)
 
@@ -217,6 +219,8 @@ class GradientExchange(SyncMethod):
 
     def dropping_gradients(self) -> AbstractContextManager[None]:
         """As :meth:`DeferredUpdate.dropping_gradients`."""
+        if self._zero_step is not None:
+            self._zero_step.gradients_change()
         if self._deferred_update is None:
             return contextlib.nullcontext()
         return self._deferred_update.dropping_gradients()
@@ -277,6 +281,8 @@ class GradientExchange(SyncMethod):
 
     def abandon(self) -> None:
         """As of :class:`SyncMethod`; parts of states that other ranks have are lost."""
+        if self._zero_step is not None:
+            self._zero_step.gradients_change()
         self._close_server()
         self._linear = {}
         self.dispatcher.close()

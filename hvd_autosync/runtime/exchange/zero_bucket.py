@@ -97,19 +97,25 @@ class ZeroBucket(Bucket):
     def share_gradients(self) -> Steps:
         """Distribute the reduced gradient to all ranks."""
         gradients = [dense_gradient(parameter) for parameter in self.parameters]
-        yield from self._share(gradients, "gradients")
+        yield from self._share(self._own, gradients, "gradients")
+
+    def parts_with_gradients(self) -> list[tuple[Part, torch.Tensor]]:
+        """Return the parts with their last reduced gradients, until the next are reduced."""
+        return list(zip(self.parts, self._of_parts, strict=True))
 
     def share_parameters(self) -> Steps:
         """Distribute the parameters that owners have stepped to all ranks."""
-        for part, own in zip(self.parts, self._of_parts, strict=True):
+        stepped = torch.empty_like(self._own)  # the gradients are kept for a script that looks
+        for part, own in zip(self.parts, self._partition.split_share(rank(), stepped), strict=True):
             own.copy_(part.values.detach())
-        yield from self._share([parameter.detach() for parameter in self.parameters], "parameters")
+        targets = [parameter.detach() for parameter in self.parameters]
+        yield from self._share(stepped, targets, "parameters")
 
-    def _share(self, targets: Sequence[torch.Tensor], what: str) -> Steps:
-        """Gather the owners' ``_own`` into ``targets``."""
+    def _share(self, own: torch.Tensor, targets: Sequence[torch.Tensor], what: str) -> Steps:
+        """Gather all owners' ``own`` into ``targets``."""
         self.owned = False
         flat = self._memory(targets)
-        yield gather_into(flat, self._own, f"{self.name}.{what}", all_ranks())
+        yield gather_into(flat, own, f"{self.name}.{what}", all_ranks())
         if flat is self._flat:
             torch._foreach_copy_(self._partition.runs_of(targets), self._partition.split(flat))
 

@@ -9,16 +9,18 @@ import torch
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce_async_, size, synchronize
-from hvd_autosync.runtime.exchange.changed_gradients import sum_of_bits
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
+from hvd_autosync.runtime.exchange.own_gradients import OwnGradients
+from hvd_autosync.runtime.exchange.replica_checksum import ReplicaChecksum
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element
 from hvd_autosync.runtime.state.optimizer_states import OptimizerStates
 from hvd_autosync.runtime.state.partition import Part, put_together
 from hvd_autosync.runtime.state.states import Entry, encode_entries, parameters_of, take_states
+from hvd_autosync.util.weak_methods import weakly
 
-#: Checksums are below it, so that sums of their squares fit into 64 bits.
-_CHECKSUMS = 2**20
+#: Name of the gradient among the states of a part, as ranks fetch them.
+_GRADIENT = "hvd_autosync.gradient"
 
 
 class FetchedStates:
@@ -29,7 +31,8 @@ class FetchedStates:
     changes them only after a vote of all ranks, and a rank that asks votes when it has all answers.
 
     Attributes:
-        entries: The states of this rank's parts after the last step; replaced as a whole.
+        entries: States and gradients of this rank's parts after the last step; replaced as a
+            whole.
     """
 
     def __init__(self) -> None:
@@ -45,8 +48,10 @@ class ZeroStep:
 
     Owners step their shards while the script leaves everything to ``step()``. If a script uses the
     reduced gradients before (``synchronize()``, as for clipping), it gets them whole, and every
-    rank makes the whole step from then on. So it does where replicas are not equal, which owners
-    would make them: from the beginning, or since a rank has waited in ``join()``.
+    rank makes the whole step from then on. So it does once the script reads the states or the
+    gradients after a step, which it then finds whole, too; and where replicas are not equal, which
+    owners would make them: by parameters, states or learning rates that differ, or since a rank
+    has waited in ``join()``.
 
     Args:
         name: Distinguishes its operations from those of others; equal on all ranks.
@@ -70,10 +75,10 @@ class ZeroStep:
         fetch_all: Callable[[], Sequence[bytes]],
     ) -> None:
         self._name = f"hvd_autosync.owners.{name}"
-        #: In favour, and at the first vote the checksum of the parameters, and its square.
+        #: In favour, and the checksum of this rank's replica, and its square.
         self._votes = torch.zeros(3, dtype=torch.int64, device="cpu")
         self._vote: int | None = None
-        self._compared = False
+        self._checksum = ReplicaChecksum(optimizer)
         self._optimizer = optimizer
         self._dispatcher = dispatcher
         self._fetch_all = fetch_all
@@ -86,6 +91,13 @@ class ZeroStep:
         #: What the optimizer held after the last step.
         self._left = OptimizerStates()
         self._fetched = fetched
+        #: Whether the script has read what others had, so that this rank has all of it.
+        self._asked = False
+        self._own_gradients = OwnGradients(weakly(self._give_whole))
+
+    def gradients_change(self) -> None:
+        """Gradients of another step arrive, or the script drops those of the last one."""
+        self._own_gradients.take_back()
 
     def vote(self, *, in_step: bool) -> None:
         """Start the vote on whether only owners make the step.
@@ -98,10 +110,12 @@ class ZeroStep:
         Args:
             in_step: Whether on this rank the optimizer is the first to use the gradients.
         """
+        self._own_gradients.take_back()
         if not self._given_up:
-            checksum = 0 if self._compared else _checksum(self._optimizer)
-            self._compared = True
-            own = [in_step and not self.missed, checksum, checksum**2]
+            self._notice_reset()
+            self._left.fetch = None  # the script reads no more before the step
+            checksum = self._checksum.take(apart=self._apart)
+            own = [in_step and not self.missed and not self._asked, checksum, checksum**2]
             self._votes.copy_(torch.tensor(own, device="cpu"))
             self._vote = allreduce_async_(self._votes, name=f"{self._name}.vote", op=Sum)
 
@@ -137,26 +151,30 @@ class ZeroStep:
                 if state:
                     self._states[part.values] = state
         self._left = OptimizerStates.put_into(self._optimizer)
+        self._left.fetch = weakly(self._give_whole)
         self._fetched.entries = self._entries()
         return True
 
     def share(self) -> None:
         """Distribute the parameters that owners have stepped to all ranks."""
         self._dispatcher.run(bucket.share_parameters() for bucket in self._buckets())
+        parameters = self._parameters()
+        self._checksum.note(parameters)
+        self._own_gradients.put(parameters)
 
     def collect(self) -> None:
         """Restore the whole states on this rank, because owners do not make this step."""
         self._notice_reset()
         if self._apart:
-            whole = self._whole_states()
+            states, gradients = ({}, {}) if self._asked else self._fetch_whole()
+            self._own_gradients.fill(gradients)
             self.forget()
-            take_states(self._optimizer, self._by_place(whole))
-            for parameter in whole.keys() - set(parameters_of(self._optimizer)):
-                self._optimizer.state[parameter] = whole[parameter]
+            self._put_whole(states)
 
     def forget(self) -> None:
         """Drop the parts' states, because the optimizer is about to load others."""
         self._apart = False
+        self._left.fetch = None
         self._states = {}
 
     def whole_states(self) -> dict[int, dict[str, Any]]:
@@ -167,7 +185,7 @@ class ZeroStep:
                 have stepped already.
         """
         self._notice_reset()
-        if not self._apart:
+        if not self._apart or self._asked:
             return {}
         if self._dispatcher.busy:
             raise ConfigurationError(
@@ -175,7 +193,25 @@ class ZeroStep:
                 "step()",
                 hint="Call it after step(), or use another exchange.",
             )
-        return self._by_place(self._whole_states())
+        return self._by_place(self._fetch_whole()[0])
+
+    def _give_whole(self) -> None:
+        """Let this rank have the whole states and gradients, because the script reads some."""
+        self._notice_reset()
+        if not self._asked:
+            self._asked = True
+            self._left.fetch = None
+            states, gradients = self._fetch_whole()
+            self._own_gradients.fill(gradients)
+            if self._apart:
+                held = self._optimizer.state
+                self._put_whole({p: state for p, state in states.items() if p not in held})
+
+    def _put_whole(self, states: dict[torch.nn.Parameter, dict[str, Any]]) -> None:
+        """Let the optimizer hold whole states, also of parameters that it steps no longer."""
+        take_states(self._optimizer, self._by_place(states))
+        for parameter in states.keys() - set(parameters_of(self._optimizer)):
+            self._optimizer.state[parameter] = states[parameter]
 
     def _notice_reset(self) -> None:
         """Drop the parts' states if the script has reset the optimizer's since the last step.
@@ -218,16 +254,21 @@ class ZeroStep:
     def _entries(self) -> list[Entry]:
         places = {p: place for place, p in enumerate(self._parameters())}
         return [
-            part.piece.entry(places[part.piece.whole], self._states[part.values])
+            part.piece.entry(
+                places[part.piece.whole], {**self._states.get(part.values, {}), _GRADIENT: gradient}
+            )
             for bucket in self._buckets()
-            for part in bucket.parts
-            if part.values in self._states
+            for part, gradient in bucket.parts_with_gradients()
         ]
 
-    def _whole_states(self) -> dict[torch.nn.Parameter, dict[str, Any]]:
+    def _fetch_whole(
+        self,
+    ) -> tuple[dict[torch.nn.Parameter, dict[str, Any]], dict[torch.nn.Parameter, torch.Tensor]]:
+        """Return the states and the gradients after the last step, by parameter."""
         parameters = self._parameters()
         whole = put_together(self._entries(), parameters, self._fetch_all())
-        return {parameters[place]: state for place, state in whole.items()}
+        gradients = {parameters[place]: state.pop(_GRADIENT) for place, state in whole.items()}
+        return {parameters[place]: state for place, state in whole.items() if state}, gradients
 
     def _by_place(
         self, states: dict[torch.nn.Parameter, dict[str, Any]]
@@ -235,8 +276,3 @@ class ZeroStep:
         """Return the states of the optimizer's own parameters, by their place in it."""
         own = enumerate(parameters_of(self._optimizer))
         return {place: states[parameter] for place, parameter in own if parameter in states}
-
-
-def _checksum(optimizer: Any) -> int:
-    """Return a number for the bits of an optimizer's parameters."""
-    return sum(map(sum_of_bits, parameters_of(optimizer))) % _CHECKSUMS

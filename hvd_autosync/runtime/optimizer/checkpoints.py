@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
+from hvd_autosync.runtime.state.optimizer_states import OptimizerStates
 
 
 def keep_in_checkpoints(optimizer: Any) -> None:
@@ -19,6 +20,8 @@ def keep_in_checkpoints(optimizer: Any) -> None:
 
 def _settle(self: Any) -> None:
     self._sync.method.settle()
+    if isinstance(self.state, OptimizerStates):
+        self.state.saving = True
 
 
 def _save(self: Any, state_dict: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ def case_states_are_only_with_their_owners():
     total = sum(parameter.numel() for parameter in model.parameters())
     counts = hvd.allgather(torch.tensor([own]), name="counts")
     assert int(counts.sum()) == total and int(counts.max()) <= total // hvd.size() + 2
-    assert not distributed.state
+    assert not dict.__len__(distributed.state)  # a look by any other way fetches all
 
 
 def case_one_rank_saves_while_others_wait_in_a_collective():
@@ -307,6 +307,175 @@ def case_epochs_of_other_lengths_without_a_broadcast():
             hvd.join()
     (ours, _), (expected, _) = pairs
     assert_close(list(ours.parameters()), list(expected.parameters()))
+
+
+def train_like_horovods(change, base="momentum", steps=6, factory_of=make):
+    """Train ours and Horovod's, with ``change(number, model, optimizer)`` after each step."""
+    pairs = [factory_of(OURS, base), factory_of(HOROVODS, base)]
+    seen = [[], []]
+    for number in range(steps):
+        for (model, distributed), values in zip(pairs, seen, strict=True):
+            step(model, distributed, number)
+            values += change(number, model, distributed) or []
+    (ours, left), (expected, right) = pairs
+    assert_close(list(ours.parameters()), list(expected.parameters()))
+    assert_close(*seen)
+    assert_states(left.state_dict(), right.state_dict())
+    return left
+
+
+def is_by_owners(distributed):
+    return not exchange_of(distributed)._zero_step._given_up
+
+
+def case_a_wrapper_keeps_slow_weights_in_the_state():
+    """As Lookahead does, which also restarts the momentum."""
+
+    def look_ahead(number, model, distributed):
+        for group in distributed.param_groups:
+            for parameter in group["params"]:
+                state = distributed.state[parameter]
+                if "slow" not in state:
+                    state["slow"] = parameter.detach().clone()
+                elif number % 2:
+                    with torch.no_grad():
+                        state["slow"].lerp_(parameter, 0.5)
+                        parameter.copy_(state["slow"])
+                    state["momentum_buffer"].zero_()
+
+    assert not is_by_owners(train_like_horovods(look_ahead))
+
+
+def case_a_script_reads_the_averages_of_asgd():
+    def look(number, model, distributed):
+        if number == 3:
+            return [distributed.state[parameter]["ax"].clone() for parameter in model.parameters()]
+        return []
+
+    train_like_horovods(look, "ASGD")
+
+
+def case_any_way_to_read_the_state_finds_all():
+    ways = (
+        lambda states, one: list(states.values()),
+        lambda states, one: [state for _, state in states.items()],
+        lambda states, one: [states[each] for each in states],
+        lambda states, one: [states[each] for each in states.keys()],  # noqa: SIM118
+        lambda states, one: [states.get(one)],
+        lambda states, one: [states.pop(one)],
+        lambda states, one: [states.setdefault(one, {})],
+        lambda states, one: [states[one]] if one in states else [],
+        lambda states, one: list(copy.copy(states).values()) if len(states) else [],
+        lambda states, one: list(dict(states).values()),
+        lambda states, one: list({**states}.values()),
+        lambda states, one: list(copy.deepcopy(states).values()),
+    )
+    for way in ways:
+
+        def look(number, model, distributed, way=way):
+            if number != 2:
+                return []
+            one = next(model.parameters())
+            found = [state["momentum_buffer"] for state in way(distributed.state, one)]
+            return [torch.stack([each.norm() for each in found]).sort().values]
+
+        train_like_horovods(look, steps=4)
+
+
+def case_a_checkpoint_leaves_the_step_to_owners():
+    def save(number, model, distributed):
+        distributed.state_dict()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.99)  # on all ranks alike
+
+    assert is_by_owners(train_like_horovods(save))
+
+
+def case_a_script_looks_at_gradients_after_the_step():
+    def norms(number, model, distributed):
+        gradients = [parameter.grad for parameter in model.parameters()]
+        if number == 2:
+            assert all(
+                g.shape == p.shape for g, p in zip(gradients, model.parameters(), strict=True)
+            )
+            return []
+        if number < 4:
+            return []
+        return [each.norm() for each in gradients] + [*torch._foreach_norm(gradients)]
+
+    assert not is_by_owners(train_like_horovods(norms))
+
+
+def case_a_script_prunes_by_gradients_after_the_step():
+    def prune(number, model, distributed):
+        if number % 2:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter[parameter.grad.abs() < 1e-3] = 0
+
+    train_like_horovods(prune)
+
+
+def case_gradients_that_are_added_up_over_steps():
+    """Without ``zero_grad()``: the next passes add to what the step has left."""
+    pairs = [make(OURS, "SGD"), make(HOROVODS, "SGD")]
+    for number in range(4):
+        for model, distributed in pairs:
+            model(batch(number)).pow(2).mean().backward()
+            distributed.step()
+    (ours, left), (expected, _) = pairs
+    assert_close(list(ours.parameters()), list(expected.parameters()))
+    assert is_by_owners(left)
+
+
+def case_learning_rates_that_come_to_differ_by_rank():
+    def drift(number, model, distributed):
+        if number == 2:
+            distributed.param_groups[0]["lr"] *= 1 + hvd.rank()
+
+    assert not is_by_owners(train_like_horovods(drift))
+
+
+def case_states_that_one_rank_alone_has_loaded():
+    def load(number, model, distributed):
+        if number == 2 and hvd.rank() == 0:
+            saved = distributed.state_dict()
+            for state in saved["state"].values():
+                state["momentum_buffer"] = 2 * state["momentum_buffer"]
+            distributed.load_state_dict(saved)
+
+    assert not is_by_owners(train_like_horovods(load))
+
+
+def case_weights_that_one_rank_alone_changes():
+    def change(number, model, distributed):
+        if number == 2 and hvd.rank() == 0:
+            with torch.no_grad():
+                next(model.parameters()).mul_(0.5)
+
+    assert not is_by_owners(train_like_horovods(change))
+
+
+def case_weights_that_a_forward_pass_changes_by_rank():
+    """As ``max_norm`` of an embedding does with the rows of its own batch."""
+
+    def embed(factory, base):
+        torch.manual_seed(2)
+        model = torch.nn.Sequential(torch.nn.Embedding(40, 8, max_norm=0.5), torch.nn.Linear(8, 3))
+        with plan(ALL, {}):
+            return model, wrap(factory, model, BASES[base](model.parameters()))
+
+    models = []
+    for factory in (OURS, HOROVODS):
+        model, distributed = embed(factory, "momentum")
+        for number in range(5):
+            distributed.zero_grad()
+            rows = torch.randint(40, (6,), generator=seeded(10 * hvd.rank() + number))
+            model(rows).pow(2).mean().backward()
+            distributed.step()
+        models.append(list(model.parameters()))
+    assert_close(*models)
 
 
 class Coupled(torch.optim.SGD):
