@@ -53,9 +53,11 @@ class ChangedGradients:
 
 
 def sum_of_bits(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's bits as integers of 64 bits; not 0."""
+    """Return the sum of a tensor's bits as integers of 64 bits, the last one of the rest; not 0."""
     flat = tensor.detach().contiguous().view(-1)
     if flat.storage_offset() * flat.element_size() % 8:  # a part of another tensor
         flat = flat.clone()
     bits = flat.view(torch.uint8)
-    return int(bits[: len(bits) // 8 * 8].view(torch.int64).sum()) or 1
+    whole = len(bits) // 8 * 8
+    rest = int.from_bytes(bits[whole:].tolist(), "little")
+    return int(bits[:whole].view(torch.int64).sum()) + rest or 1

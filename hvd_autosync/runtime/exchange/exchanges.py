@@ -84,7 +84,9 @@ class Hierarchical:
 
     Args:
         levels: The two levels.
-        bounds: The elements that this rank carries across hosts (:func:`own_bounds`).
+        bounds: The elements that this rank carries across hosts (:func:`own_bounds`). No rank's
+            are empty: each rank starts as many operations, by whose number Horovod names those
+            that a script leaves without a name.
         like: A tensor of the type and on the device of what is reduced.
         scaling: Factors of the whole.
         reduction: The reduction across hosts.
@@ -109,10 +111,7 @@ class Hierarchical:
         within = self._levels.within
         yield from allreduce(tensor, f"{name}.within", self._within, within)
         self._piece.copy_(tensor[self._own])
-        if len(self._piece):
-            yield from self._reduction(
-                self._piece, f"{name}.across", self._across, self._levels.across
-            )
+        yield from self._reduction(self._piece, f"{name}.across", self._across, self._levels.across)
         yield gather_into(tensor, self._piece, f"{name}.gather", within)
 
 

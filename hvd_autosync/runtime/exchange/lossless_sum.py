@@ -34,17 +34,28 @@ _RECEIVED_SHORTER = 1
 
 
 class LosslessSum:
-    """A reduction of one tensor, step after step."""
+    """A reduction of one tensor, step after step.
 
-    def __init__(self) -> None:
+    Args:
+        by_slot: Whether other slots of a host reduce other parts, for which codes may pay in other
+            steps. Then each step has two operations, of which the second is of one element where
+            no code is tried: Horovod names operations by their number if a script does not.
+    """
+
+    def __init__(self, *, by_slot: bool = False) -> None:
         self._backoff = Backoff()
+        self._by_slot = by_slot
 
     def __call__(
         self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet
     ) -> Steps:
         """Sum ``tensor``, of type float32 and shape ``(n,)``, in place."""
         if among.size() == 1 or self._backoff.skips():
+            # Started before, so that both are under way at once, and Horovod fuses them.
+            second = _of_one_element(tensor, name, among) if self._by_slot else None
             yield from allreduce(tensor, name, scaling, among)
+            if second is not None:
+                yield second
             return
         way = _sum_of_two if among.size() == 2 else _sum_by_parts
         shorter = yield from way(tensor, f"{name}.codes", scaling, among)
@@ -119,6 +130,10 @@ def _sum_by_parts(tensor: torch.Tensor, name: str, scaling: Scaling, among: Proc
     for rank, (part, code) in enumerate(zip(parts, codes, strict=True)):
         part.copy_(total if rank == place else decode(code))
     return any(_is_shorter(code) or header_of(code).mark == _RECEIVED_SHORTER for code in codes)
+
+
+def _of_one_element(like: torch.Tensor, name: str, among: ProcessSet) -> int:
+    return next(allreduce(like.new_zeros(1), f"{name}.second", Scaling(), among))
 
 
 def _is_shorter(code: torch.Tensor) -> bool:

@@ -207,16 +207,17 @@ class Planning:
         plain = Flat(self._scaling)
         exchange: Exchange | None = None
         coded_from = 0
-        if plan.exchange == "hierarchical":
-            levels = two_levels()
-            own = own_bounds(count, columns, levels)
+        levels = two_levels() if plan.exchange == "hierarchical" else None
+        unit = 1 if plan.codec == "none" else columns
+        if levels is not None and count >= unit * levels.within.size():
+            own = own_bounds(count, unit, levels)
             coded_from = own[0]
             codec = make_codec(plan, own[1] - own[0], like, levels.across.size(), columns)
-            exact: Reduction = LosslessSum() if plan.lossless else allreduce
+            exact: Reduction = LosslessSum(by_slot=True) if plan.lossless else allreduce
             exchange = Hierarchical(levels, own, like, self._scaling, codec or exact)
         elif plan.exchange in EXCHANGES:
             codec, exchange = None, EXCHANGES[plan.exchange](count, like, self._scaling)
-        elif plan.exchange != "allreduce":
+        elif plan.exchange != "allreduce" and levels is None:
             raise SpaceError(
                 f"no exchange is called {plan.exchange!r} on this rank",
                 hint="Load the file that adds it on every rank: HVD_AUTOSYNC_EXTENSIONS=FILE.",

@@ -40,6 +40,7 @@ class StateServerOfThreads:
 
     def __init__(self, name: str, answer: Callable[[], bytes]) -> None:
         self._name, self._rank = name, rank()
+        agreement.agree_any([False], f"server.{name}")  # to create it is a collective
         self._of_all = self._answers.setdefault(collectives().ranks, {})
         self._of_all[name, self._rank] = answer
 
