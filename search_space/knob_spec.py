@@ -41,9 +41,17 @@ class Situation:
 
     @property
     def free_controller(self) -> bool:
-        """Whether Horovod has both controllers, and the user has chosen none."""
+        """Whether Horovod has both controllers, and neither the user nor the script needs one."""
         build = self.resources.build
-        return build.gloo and build.mpi and self.held.get("controller") is None
+        either = build.gloo and build.mpi and self.held.get("controller") is None
+        return either and not self.model.uses_mpi4py
+
+    @property
+    def can_be_under_mpi(self) -> bool:
+        """Whether MPI coordinates the ranks, by some strategy or by all."""
+        build = self.resources.build
+        fixed = self.held.get("controller") or (self.default_controller if build.gloo else "mpi")
+        return build.mpi and (self.free_controller or fixed == "mpi")
 
     @cached_property
     def classes(self) -> Classes:

@@ -51,11 +51,8 @@ def _for_the_tensors(knob: Knob, situation: Situation) -> Knob:
 
 
 def _gathers_sparse_gradients(situation: Situation) -> bool:
-    by_mpi = situation.resources.build.mpi and (
-        situation.free_controller or situation.held.get("controller") in ("mpi", None)
-    )
     sparse = situation.model.has_sparse and not situation.on_gpu
-    return situation.resources.two_levels and sparse and by_mpi
+    return situation.resources.two_levels and sparse and situation.can_be_under_mpi
 
 
 def _only_under_mpi(knob: Knob, situation: Situation) -> Knob:
@@ -73,7 +70,8 @@ CONTROLLER = KnobSpec(
         help="Library that coordinates the ranks and runs collectives on the CPU.",
     ),
     sets=LauncherOption(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")),
-    when="Horovod has Gloo and MPI; neither --gloo nor --mpi is given",
+    when="Horovod has Gloo and MPI; neither --gloo nor --mpi is given; the script does not use "
+    "mpi4py",
     applies=lambda situation: situation.free_controller,
     narrow=_with_horovods_default,
     doc="""

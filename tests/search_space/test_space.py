@@ -67,6 +67,19 @@ def test_hierarchical_allgather_needs_sparse_gradients_and_mpi(one_host: Resourc
     assert "hierarchical_allgather" not in names(with_gloo)
 
 
+def test_a_script_that_uses_mpi4py_keeps_its_controller(one_host: Resources) -> None:
+    """Under the other one its world has other ranks."""
+    script = ModelProfile((ParameterProfile("e", (9, 9), "float32", True, 0),), uses_mpi4py=True)
+    two_levels = replace(one_host, hosts=(Host("a", 2), Host("b", 2)))
+    spaces = {
+        default: build_space(script, two_levels, default_controller=default)
+        for default in ("gloo", "mpi")
+    }
+    assert all("controller" not in names(space) for space in spaces.values())
+    assert "hierarchical_allgather" not in names(spaces["gloo"])
+    assert spaces["mpi"]["hierarchical_allgather"].condition is None
+
+
 def test_lossy_knobs_are_opt_in(model: ModelProfile, one_host: Resources) -> None:
     assert all(knob.exact for knob in build_space(model, one_host).knobs)
     assert "rest_codec" in names(build_space(model, one_host, allow=["codec"]))

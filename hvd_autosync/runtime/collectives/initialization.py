@@ -14,6 +14,7 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 from horovod.torch import mpi_ops
 
+from hvd_autosync.runtime.collectives.mpi4py_use import import_mpi4py
 from hvd_autosync.search_space.horovod_settings import (
     PROCESS_SETS_VARIABLE,
     kept_by_horovod,
@@ -94,8 +95,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
             init(comm, process_sets)
             return
         if launched_by_mpi(os.environ):
-            with contextlib.suppress(ImportError):  # re-initialization is refused then
-                import mpi4py.MPI  # noqa: F401
+            import_mpi4py()  # re-initialization is refused where it is not installed
         for again, _ in _WATCHERS if _LAST is not None else ():
             again()
         keeps_mpi = _mpi_is_initialized()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.addresses import own_address
 from hvd_autosync.runtime.collectives.agreement import gather_texts, on_all
 from hvd_autosync.runtime.collectives.endpoint import Endpoint, MessageHandler
+from hvd_autosync.runtime.collectives.mpi4py_use import import_mpi4py
 from hvd_autosync.runtime.collectives.operations import mpi_enabled, rank, size
 from hvd_autosync.runtime.collectives.transport import Transport
 from hvd_autosync.search_space.horovod_settings import launched_by_mpi
@@ -31,8 +31,7 @@ def prepare_messaging() -> None:
     The import initializes MPI, and Horovod then uses the initialized MPI. The other order crashes.
     """
     if launched_by_mpi(os.environ):
-        with contextlib.suppress(ImportError):  # open_endpoint() reports it
-            import mpi4py.MPI  # noqa: F401
+        import_mpi4py()  # open_endpoint() reports where it is not installed
 
 
 def check_messaging(name: str) -> None:

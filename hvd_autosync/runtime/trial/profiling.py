@@ -10,6 +10,7 @@ import torch
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import same_by_sums
+from hvd_autosync.runtime.collectives.mpi4py_use import script_uses_mpi4py
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.patches.epochs import AlwaysInSync, Epochs
 from hvd_autosync.search_space.model_profile import ModelProfile
@@ -99,7 +100,11 @@ class Profiling(AlwaysInSync):
         factors = self._factor_meter.factors if self._alike else {}
         profile = self.profiler.finish(factors)
         self.close()
-        return replace(profile, has_epochs=self._has_epochs or current.script_averages)
+        return replace(
+            profile,
+            has_epochs=self._has_epochs or current.script_averages,
+            uses_mpi4py=script_uses_mpi4py(),
+        )
 
     def close(self) -> None:
         """Profile no longer."""

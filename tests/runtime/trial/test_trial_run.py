@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -305,6 +307,19 @@ def test_the_profile_says_whether_epochs_were_seen(
             current.average(optimizer)
     seen = spy.messages[1]["profile"].get("has_epochs", True)  # left out if it is
     assert seen is (how in ("loader", "average"))
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_the_profile_says_whether_the_script_uses_mpi4py(
+    start: Start, spy: Spy, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", ModuleType("mpi4py.MPI") if used else None)
+    run, optimizer = start(profile=True, warmup_steps=4), make_optimizer("a")
+    run.optimizer_created(optimizer, frozenset())
+    for _ in range(4):
+        optimizer.param_groups[0]["params"][0].sum().backward()
+        run.optimizer_stepped(optimizer)
+    assert spy.messages[1]["profile"].get("uses_mpi4py", False) is used
 
 
 def test_steps_with_an_epoch_an_evaluation_or_a_checkpoint_are_said_to_be_untypical(
