@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -364,7 +365,8 @@ def test_a_job_that_is_stopped_in_a_trial_blames_no_strategy(job: LiveJob, stops
     if stops == "scheduler":
         processes += processes[0].children(recursive=True)
     for each in processes:
-        each.send_signal(signal.SIGTERM)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(signal.SIGTERM)
     said = training.communicate(timeout=240)[1]
     assert failed, said
     assert training.returncode != 0

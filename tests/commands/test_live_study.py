@@ -32,7 +32,7 @@ def start(code: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
 
 
 #: However long it takes to start on a busy machine: it ends by what it knows.
-PATIENT = "it._LONGEST_S = 1000\n"
+PATIENT = "it._LONGEST_S, it._LET_GO_S = 1000, 200\n"
 
 
 def test_a_script_that_makes_no_step_is_told_so(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Life:
     @property
     def trials(self) -> int:
         """How many trials it has reported."""
-        return sum(": trial " in line for line in self.lines)
+        return sum(bool(re.search(r"\btrial \d+ \(", line)) for line in self.lines)
 
     def until(self, condition: Callable[[], bool], limit_s: float = 240.0) -> bool:
         """Wait for ``condition``; whether it came true before the driver's end."""

@@ -88,6 +88,7 @@ def test_a_driver_that_is_stopped_at_any_moment(
             assert job.temporary_files() == [], (moment, delay_s)
         results = job.results()
         assert results[: len(kept)] == kept
+        assert len(results) - len(kept) >= life.trials, "what it has reported is kept"
         kept = results
         for study in job.store.studies():
             assert study.status is StudyStatus.RUNNING

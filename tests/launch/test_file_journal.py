@@ -64,20 +64,30 @@ def _record(folder: Path, host: str = "a") -> FilesRecord:
     ],
 )
 def test_files_that_others_have_written_and_closed_are_known(
-    tmp_path: Path, journal: FileJournal, own: bool, environment: dict[str, str]
+    tmp_path: Path,
+    journal: FileJournal,
+    own: bool,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether a process is the trial's is seen by its ancestors, and by the trial's name."""
+    looks: list[None] = []
+    look = file_journal._Sampler.look
+    monkeypatch.setattr(file_journal._Sampler, "look", lambda own: looks.append(look(own)))
     folder, ready = tmp_path / "run", tmp_path / "ready"
     folder.mkdir()
     log = folder / "log.txt"
     log.touch()
     journal.begin(_record(folder), "trial-0")
     command = [sys.executable, "-c", _WRITER, str(log), str(ready)]
+    variables = {**os.environ, **environment}
     if not own or environment:  # so it does not descend from this process
-        command = ["sh", "-c", '"$@" & exit', "sh", *command]
-    subprocess.Popen(command, env={**os.environ, **environment})
+        subprocess.run(["sh", "-c", '"$@" & exit', "sh", *command], env=variables)
+    else:
+        subprocess.Popen(command, env=variables)
     _await(lambda: log.read_text() == "line\n")
-    time.sleep(0.3)
+    seen = len(looks)
+    _await(lambda: len(looks) >= seen + 2)  # one of them began with the file open
     ready.mkdir()
     _await(lambda: not ready.exists())
     about = log.stat()

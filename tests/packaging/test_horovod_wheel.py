@@ -130,6 +130,8 @@ def test_second_process_waits_for_the_first(wheels: ModuleType, tmp_path: Path) 
         second = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE)
         assert second.stdout is not None
         assert second.stdout.readline().startswith("waiting for the process that builds")
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(0.5)
     output, _ = second.communicate(timeout=280)
     assert output == "in\n"
 

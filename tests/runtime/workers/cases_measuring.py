@@ -48,7 +48,7 @@ def case_steps_and_waiting():
 
 def case_a_rank_that_waits_leaves_its_processor_to_others():
     """Of a rank with one processor, which Horovod's thread needs, too."""
-    late_s = 0.6
+    late_s = 3.0
     with unittest.mock.patch.object(over_horovod, "_one_processor_each", lambda ranks: True):
         hvd.barrier()
         if hvd.rank() == 1:
