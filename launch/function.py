@@ -7,6 +7,7 @@ must share a script.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -41,14 +42,15 @@ def function_command(
     import cloudpickle  # Horovod depends on it
 
     name = getattr(function, "__name__", type(function).__name__)
+    call = (function, tuple(args), dict(kwargs))
     try:
-        content = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+        content = cloudpickle.dumps(call)
     except Exception as error:  # an object may raise anything when it is pickled
         raise ConfigurationError(
             f"the function {name} cannot be sent to other processes: {error}",
             hint="Open files, create tensors on devices and read data inside the function.",
         ) from error
-    digest = keyed_digest(content)[:12]  # arguments may be secret
+    digest = keyed_digest(_identity(call))[:12]  # arguments may be secret
     path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9_]', '', name) or 'function'}-{digest}.pickle"
     try:
         if not path.exists():
@@ -63,6 +65,29 @@ def function_command(
             hint="Set XDG_DATA_HOME to a folder that you may write to.",
         ) from None
     return [sys.executable, "-m", _MODULE, str(path)]
+
+
+def _identity(call: tuple[Any, ...]) -> bytes:
+    """Return bytes that are the same for the same call in each process, as a pickle is not.
+
+    There sets have an order by process, and a class of a notebook has a random number.
+    """
+    import cloudpickle
+    from cloudpickle import cloudpickle as inside
+
+    numbers: dict[str, int] = {}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, value: object) -> object:
+            if isinstance(value, (set, frozenset)):
+                return type(value).__name__, sorted(value, key=repr)
+            if isinstance(value, str) and value in inside._DYNAMIC_CLASS_TRACKER_BY_ID:
+                return "class", numbers.setdefault(value, len(numbers))
+            return None
+
+    stream = io.BytesIO()
+    Pickler(stream).dump(call)
+    return stream.getvalue()
 
 
 def main(path: str) -> None:

@@ -35,7 +35,9 @@ class ReplayRunner:
     def __init__(self, study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
         results: dict[Strategy, list[TrialResult]] = defaultdict(list)
         for trial in trials:
-            if study.space is not None and trial.result is not None:
+            if study.space is None or study.space.excludes(trial.strategy):
+                continue
+            if trial.result is not None:
                 results[study.space.complete(trial.strategy)].append(trial.result)
         if study.space is None or not results:
             raise StudyError(

@@ -108,9 +108,13 @@ class SearchSpace:
         """
         for name, value in strategy.items():
             self[name].validate(value)
-        if not strategy and not self.holds_job:
+        if self.excludes(strategy):
             return Strategy()
         return self._assemble({**{k.name: k.default for k in self.knobs}, **strategy})
+
+    def excludes(self, strategy: Mapping[str, Value]) -> bool:
+        """Return whether ``strategy`` is the unchanged job, which restrictions exclude."""
+        return not strategy and not self.holds_job
 
     @property
     def has_lossy(self) -> bool:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hvd_autosync import extensions
 from hvd_autosync.errors import StoreError
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import default_text, judged_by, seconds_text, speedup_text
@@ -90,11 +91,13 @@ class Study(AskTellStudy):
         Raises:
             StoreError: There is no such study, or the store cannot be read.
             TraceFormatError: The file is damaged, of a newer version, or not a trace.
+            ConfigurationError: A file of extensions cannot be loaded.
         """
         if not isinstance(source, (str, os.PathLike)):
             raise StoreError(
                 f"{source!r:.200} names no study", hint='Give an id, "last" or the path of a trace.'
             )
+        extensions.load()  # whose knobs it may have
         return cls(*open_trace(os.fspath(source), store))
 
     def __str__(self) -> str:
@@ -119,7 +122,7 @@ class Study(AskTellStudy):
             won = conclusion.best
             return Best(strategy, conclusion.winner_s, won.speedup, won.low, won.high, True, text)
         confirmed = conclusion is not None
-        if strategy == self.space.default:
+        if strategy == self.space.default and self.space.holds_job:
             return Best(strategy, evidence.default_s, 1.0, math.nan, math.nan, confirmed, text)
         seen = [o.step_s for o in evidence.observations if o.measured and o.strategy == strategy]
         step_s = min((s for s in seen if s is not None), default=math.nan)

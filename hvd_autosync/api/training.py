@@ -82,6 +82,10 @@ class Training:
                     start_new_session=True,
                 )
                 _RUNNING[:] = [*(each for each in _RUNNING if each.status is None), self]
+        except KeyboardInterrupt:
+            if self in _RUNNING:  # nobody else knows of it yet
+                self.stop()
+            raise
         except OSError as error:
             raise ConfigurationError(
                 f"the training cannot be started with its output in {self.output}: {error}",

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 #: Slowest replay: a sleep has a maximum.
 _SLOWEST = 1e-3
+#: Of the decisions that :func:`_verify` repeats.
+_WITHOUT_NAMES = (
+    "the trace is anonymous, without losses and names of parameters: decisions that depend on them "
+    "can differ"
+)
 
 
 def add_command(app: typer.Typer) -> None:
@@ -112,9 +117,13 @@ def _speed(text: str) -> float:
 def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord]) -> int:
     from hvd_autosync.engine.replay import verify
     from hvd_autosync.reporting.replayed import differences_table, missing_sources
+    from hvd_autosync.traces.anonymous import is_anonymous
     from hvd_autosync.util.versions import other_deciding_versions
 
-    for line in [*other_deciding_versions(study.versions), *missing_sources(traces, recorded)]:
+    lines = [*other_deciding_versions(study.versions), *missing_sources(traces, recorded)]
+    if is_anonymous(study):
+        lines.append(_WITHOUT_NAMES)
+    for line in lines:
         print(printable(line), file=sys.stderr)
     checks = []
     for check in verify(traces, study, recorded):

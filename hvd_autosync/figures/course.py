@@ -62,7 +62,12 @@ def convergence(evidence: Evidence) -> go.Figure:
                 hovertemplate="trial %{x} failed: %{text}<extra></extra>",
             )
         )
-    exploring = [t for t in explored(told) if math.isfinite(step_ms(t))]
+    space = evidence.study.space
+    exploring = [
+        trial
+        for trial in explored(told)
+        if math.isfinite(step_ms(trial)) and not (space and space.excludes(trial.strategy))
+    ]
     fastest = np.minimum.accumulate([step_ms(trial) for trial in exploring])
     figure.add_trace(
         go.Scatter(

@@ -75,7 +75,7 @@ def reruns_table(
         exact = sum(each.exact for each in own) / answered
         apart = statistics.fmean(each.distance for each in own)
         table.add_row(name, *cells, f"{last:.4g}", f"{exact:.0%}", f"{apart:.2f}")
-    recorded = _recorded(trials, base, after)
+    recorded = _recorded([t for t in trials if not study.space.excludes(t.strategy)], base, after)
     if recorded:
         table.add_row("as recorded", *recorded, "", "", "")
     yield table

@@ -87,10 +87,15 @@ def _trial(optuna: Any, study: StudyRecord, trial: TrialRecord) -> Any:
         state=states.FAIL if time_s is None else states.COMPLETE,
         user_attrs=_attributes(trial),
     )
-    found.datetime_start = datetime.fromisoformat(trial.asked_at)
+    found.datetime_start = _local(trial.asked_at)
     if trial.told_at is not None:
-        found.datetime_complete = datetime.fromisoformat(trial.told_at)
+        found.datetime_complete = _local(trial.told_at)
     return found
+
+
+def _local(moment: str) -> datetime:
+    """Return a moment as Optuna stores it: local time without a zone."""
+    return datetime.fromisoformat(moment).astimezone().replace(tzinfo=None)
 
 
 def _attributes(trial: TrialRecord) -> dict[str, Value]:

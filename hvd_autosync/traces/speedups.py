@@ -14,7 +14,7 @@ def is_default(space: SearchSpace | None, kind: str, strategy: Strategy) -> bool
     """Return whether a trial measures the default; ``kind`` is the trial's kind."""
     if space is None:
         return kind == "default"
-    if not strategy and not space.holds_job:  # the unchanged job, which restrictions exclude
+    if space.excludes(strategy):
         return False
     if kind == "default":
         return True

@@ -18,7 +18,13 @@ from types import FunctionType
 from typing import Any
 
 #: The newest versions in which the names were checked and the tests were run.
-TESTED_VERSIONS = {"torch": "2.13.0", "horovod": "0.28.1", "ipykernel": "7.4.0", "numpy": "2.4.6"}
+TESTED_VERSIONS = {
+    "torch": "2.13.0",
+    "horovod": "0.28.1",
+    "ipykernel": "7.4.0",
+    "numpy": "2.4.6",
+    "cloudpickle": "3.1.3",
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ PRIVATE_NAMES = (
             "runtime/exchange/deferred_update.py",
             "runtime/exchange/factors.py",
             "runtime/exchange/lossless_sum.py",
+            "runtime/exchange/replica_checksum.py",
             "runtime/sync/shards.py",
         ),
         "whether a tensor was changed in place",
@@ -280,6 +287,12 @@ PRIVATE_NAMES = (
             "runtime/sync/synchronizer.py",
         ),
         "Horovod's optimizer, four methods of which a strategy replaces",
+    ),
+    PrivateNames(
+        "cloudpickle.cloudpickle",
+        "_DYNAMIC_CLASS_TRACKER_BY_ID",
+        ("launch/function.py",),
+        "a function of a notebook is the same job in each kernel",
     ),
     PrivateNames(
         "ipykernel.comm.comm.BaseComm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,19 @@ def test_the_default_of_a_live_stage_is_named_as_what_it_is(
     assert str(study.best) == f"{name}: 1.00x, 100 ms per step (not confirmed)"
     study.finish(Conclusion(SPACE.default, "nothing was faster", "all trials were used", 0.1))
     assert str(study.best) == f"{name}: no faster strategy was found"
+
+
+def test_the_job_is_not_the_best_where_restrictions_exclude_it(tmp_path: Path) -> None:
+    space = SearchSpace(SPACE.knobs, holds_job=False)
+    study = Study.create(space, store=str(tmp_path / "t.db"))
+    trial = study.ask()
+    assert trial is not None and not trial.strategy
+    study.tell(trial, [0.1] * 20)
+    assert math.isnan(study.best.step_s) and math.isnan(study.best.speedup)
+    trial = study.ask()
+    assert trial is not None and trial.strategy == space.default
+    study.tell(trial, [0.05] * 20)
+    assert (study.best.step_s, study.best.speedup) == (pytest.approx(0.05), 1.0)
 
 
 def test_a_study_without_a_space_says_why_it_has_no_best(tmp_path: Path) -> None:

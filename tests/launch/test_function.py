@@ -38,6 +38,41 @@ def test_the_same_call_is_the_same_command(tmp_path: Path) -> None:
     assert "write-" in one[-1] and (Path(one[-1]).stat().st_mode & 0o077) == 0
 
 
+#: Prints the command of a function that was defined in a cell of a notebook.
+_KERNEL = """
+import __main__, os, sys
+from hvd_autosync.launch.function import function_command
+code = compile(sys.argv[1], f"/tmp/ipykernel_{os.getpid()}/1.py", "exec")
+exec(code, vars(__main__))
+print(function_command(train, (), {"names": {"x", "yy", "zzz"}}, sys.argv[2])[-1])
+"""
+_CELL = """
+KINDS = {"a", "bb", "ccc"}
+
+class Net:
+    sizes = frozenset({"one", "two", "three"})
+
+class Wide(Net):
+    pass
+
+def train(names):
+    return [(Wide().sizes, 0.1) for kind in KINDS if kind in {"aa", "b", "ccc"}]
+"""
+
+
+def test_a_function_of_a_notebook_is_the_same_job_in_each_kernel(tmp_path: Path) -> None:
+    """Each has another order of sets, and other numbers of classes."""
+
+    def command(cell: str) -> str:
+        words = [sys.executable, "-c", _KERNEL, cell, str(tmp_path)]
+        return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+    first = command(_CELL)
+    assert command(_CELL) == first
+    for old, new in (("0.1", "0.2"), ("two", "six"), ('"bb"', '"dd"'), ("Wide()", "Net()")):
+        assert command(_CELL.replace(old, new)) != first
+
+
 def test_functions_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
 

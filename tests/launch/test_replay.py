@@ -60,6 +60,19 @@ def test_the_same_strategy_answers_and_repetitions_in_turn(study: AskTellStudy) 
         assert runner.distance == 0
 
 
+def test_a_job_that_restrictions_exclude_stands_for_no_strategy(store: TraceStore) -> None:
+    """Also not for their default, which its own would be otherwise."""
+    space = SearchSpace(SPACE.knobs, holds_job=False)
+    study = AskTellStudy.create(space, store=store)
+    for strategy, step_ms in ((Strategy(), 11), (space.default, 15)):
+        number = store.ask(study.study_id, strategy, "sobol", {})
+        report = RankReport(0, "", (step_ms / 1e3,) * 10)
+        store.tell(study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(report,)))
+    runner = ReplayRunner(study.record, study.history)
+    for _ in range(2):
+        assert played(runner, space.default) == pytest.approx(15)
+
+
 def test_else_the_nearest_answers(study: AskTellStudy) -> None:
     """A number may be far before a choice differs."""
     runner = ReplayRunner(study.record, study.history)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,16 @@ _HOST = "postgresql://me:s3cret@host/db"
 TABLE = Path(__file__).parents[2] / "benchmarks" / "traces" / "vgg-100mbit-codec.jsonl.gz"
 
 
+@pytest.fixture
+def far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_from_utc")
 def test_optuna_has_every_trial(tmp_path: Path) -> None:
     study, url = Study.load(TABLE), f"sqlite:///{tmp_path / 'optuna.db'}"
     some = study.history[:12]  # each is several commits of Optuna's
@@ -29,6 +42,8 @@ def test_optuna_has_every_trial(tmp_path: Path) -> None:
     assert there.best_value == pytest.approx(best.step_ms)
     assert there.best_trial.params["cycle_time_ms"] == best.cycle_time_ms
     assert there.trials[0].user_attrs["kind"] == "default"
+    begun = datetime.fromisoformat(some[0].asked_at)
+    assert there.trials[0].datetime_start.timestamp() == pytest.approx(begun.timestamp())
     with pytest.raises(StoreError, match="already"):
         export_to_optuna(study.record, some, url)
 
