@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_autosync import extensions
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.operation_names import name_operations
 from hvd_autosync.runtime.collectives.operations import rank as _rank
 from hvd_autosync.runtime.optimizer.arguments import (
     EXCHANGE_KNOBS,
@@ -112,6 +113,7 @@ def DistributedOptimizer(
             "process set, which say how gradients are exchanged",
             hint="Remove strategy=, or these arguments.",
         )
+    name_operations()
     chosen, members = _chosen(strategy, classes, optimizer, named)
     return distribute(optimizer, named, arguments, sync_plan(chosen, members), EXCHANGE_KNOBS)
 

@@ -94,6 +94,16 @@ PATCHES = (
         "other threads wait while Horovod is initialized again; installed for that moment",
     ),
     Patch(
+        "operations without a name",
+        "horovod.torch.mpi_ops._allreduce_async horovod.torch.mpi_ops._grouped_allreduce_async "
+        "horovod.torch.mpi_ops._allgather_async horovod.torch.mpi_ops._grouped_allgather_async "
+        "horovod.torch.mpi_ops._broadcast_async horovod.torch.mpi_ops._alltoall_async "
+        "horovod.torch.mpi_ops._reducescatter_async "
+        "horovod.torch.mpi_ops._grouped_reducescatter_async",
+        "runtime/collectives/operation_names.py",
+        "a script's operations without a name meet, however many of ours were started before",
+    ),
+    Patch(
         "join",
         "horovod.torch.join horovod.torch.mpi_ops.join",
         "runtime/collectives/over_horovod.py",

@@ -49,6 +49,7 @@ from hvd_autosync.launch.driven_launcher import (
 from hvd_autosync.runtime.collectives import initialization, standstill
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
+from hvd_autosync.runtime.collectives.operation_names import name_operations
 from hvd_autosync.runtime.collectives.over_horovod import HOROVOD
 from hvd_autosync.runtime.collectives.shared_sets import shared_process_set
 from hvd_autosync.runtime.exchange.compiling import before_compiling
@@ -90,6 +91,7 @@ installers = {
     "initialization": record_initialization,
     "end of the process": lambda: held.append(enter(initialization._nothing_at_exit())),
     "standstill": lambda: held.append(enter(standstill.others_wait())),
+    "operations without a name": name_operations,
     "join": lambda: HOROVOD.wrap_join(lambda join: join),
     "join and shutdown": lambda: HOROVOD.before_leaving(print),
     "losses": lambda: watch_backward(Losses()),

@@ -65,9 +65,11 @@ class Bucket(ABC):
         size_bytes: Bytes of its gradients.
         missing: Number of its gradients that have not arrived in this step.
         started: Whether its exchange is in progress or done in this step.
+        sent_in_place: Whether Horovod may write into its gradients while it is in progress.
     """
 
     needs_all = False
+    sent_in_place = False
     deferrable = False
     codec: Codec | None = None
 
@@ -101,6 +103,7 @@ class GradientBucket(Bucket):
     """
 
     deferrable = True
+    sent_in_place = True
 
     def __init__(self, name: str, parameter: torch.nn.Parameter, scaling: Scaling) -> None:
         super().__init__(name, (parameter,))
@@ -161,7 +164,7 @@ class FlatBucket(Bucket):
         self._slice = slice(*bounds) if bounds else slice(None)
         self._coded_from = coded_from
         own = self.parameters[0].dtype
-        self._in_place = len(self.parameters) == 1 and wire_dtype(own) == own
+        self.sent_in_place = len(self.parameters) == 1 and wire_dtype(own) == own
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
 
@@ -195,7 +198,7 @@ class FlatBucket(Bucket):
 
     def _send(self, exchange: Exchange) -> Steps:
         gradients = [dense_gradient(parameter) for parameter in self.parameters]
-        if self._in_place:
+        if self.sent_in_place:
             yield from exchange(gradients[0].view(-1)[self._slice], self.name)
             return
         if len(gradients) == 1:

@@ -7,6 +7,7 @@ effect before or after. A bucket that sends a copy would lose it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -15,6 +16,17 @@ HELD = (
     "the script changes gradients between backward() and step() without synchronize(): nothing is "
     "sent before step()"
 )
+
+
+@dataclass
+class Habits:
+    """What one exchange has noticed of a script, for those that follow it.
+
+    Attributes:
+        changes_gradients: Whether it changes gradients between ``backward()`` and ``step()``.
+    """
+
+    changes_gradients: bool = False
 
 
 class ChangedGradients:
@@ -26,38 +38,61 @@ class ChangedGradients:
 
     def __init__(self, *, with_bits: bool) -> None:
         self.with_bits = with_bits
-        self._noted: dict[torch.nn.Parameter, tuple[torch.Tensor, int, int]] = {}
+        #: Each gradient with its version and the sum of its bits, unless they change by themselves.
+        self._noted: dict[torch.nn.Parameter, tuple[torch.Tensor, int, torch.Tensor | None]] = {}
 
     def note(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """The gradient of ``parameter`` is complete."""
-        bits = sum_of_bits(gradient) if self.with_bits and not gradient.is_sparse else 0
+        bits = _sum_of_bits(gradient) if self.with_bits and not gradient.is_sparse else None
         self._noted[parameter] = (gradient, gradient._version, bits)
+
+    def in_flight(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Gradients of ``parameters`` are reduced in their own memory from here on."""
+        for parameter in parameters:
+            if parameter in self._noted:
+                self._noted[parameter] = (*self._noted[parameter][:2], None)
 
     def written(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """An exchange may have written into the gradients of ``parameters`` itself."""
         for parameter in parameters:
             if parameter in self._noted:
                 gradient, _, bits = self._noted[parameter]
+                bits = None if bits is None else _sum_of_bits(gradient)
                 self._noted[parameter] = (gradient, gradient._version, bits)
 
     def found(self) -> bool:
         """Return whether any was changed by the script."""
-        return any(
-            gradient._version != version or (bits and sum_of_bits(gradient) != bits)
-            for gradient, version, bits in self._noted.values()
+        noted = self._noted.values()
+        if any(gradient._version != version for gradient, version, _ in noted):
+            return True
+        pairs = [(bits, _sum_of_bits(gradient)) for gradient, _, bits in noted if bits is not None]
+        if not pairs:
+            return False
+        device = pairs[0][0].device
+        before, now = (
+            torch.stack([each.to(device) for each in s]) for s in zip(*pairs, strict=True)
         )
+        return not torch.equal(before, now)
 
     def clear(self) -> None:
         """Prepare for the next step."""
         self._noted.clear()
 
 
-def sum_of_bits(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's bits as integers of 64 bits, the last one of the rest; not 0."""
+def sum_of_bits(*tensors: torch.Tensor) -> int:
+    """Return the sum of tensors' bits as integers of 64 bits, the last one of the rest; not 0."""
+    sums = [_sum_of_bits(each) for each in tensors]
+    return int(torch.stack([each.to(sums[0].device) for each in sums]).sum()) or 1
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().contiguous().view(-1)
     if flat.storage_offset() * flat.element_size() % 8:  # a part of another tensor
         flat = flat.clone()
     bits = flat.view(torch.uint8)
     whole = len(bits) // 8 * 8
-    rest = int.from_bytes(bits[whole:].tolist(), "little")
-    return int(bits[:whole].view(torch.int64).sum()) + rest or 1
+    total = bits[:whole].view(torch.int64).sum()
+    if whole == len(bits):
+        return total
+    rest = bits[whole:].to(torch.int64)
+    return total + (rest << 8 * torch.arange(len(rest), device=rest.device)).sum()

@@ -244,6 +244,8 @@ class Dispatcher:
         while self._ready and (wait or not self._priority or self._room()):
             bucket = self._ready.pop(0)
             bucket.started = True
+            if self.changes is not None and bucket.sent_in_place:
+                self.changes.in_flight(bucket.parameters)
             if isinstance(bucket, GradientBucket):
                 self._single[bucket] = (bucket.start(), None)
                 continue

@@ -84,9 +84,7 @@ class Hierarchical:
 
     Args:
         levels: The two levels.
-        bounds: The elements that this rank carries across hosts (:func:`own_bounds`). No rank's
-            are empty: each rank starts as many operations, by whose number Horovod names those
-            that a script leaves without a name.
+        bounds: The elements that this rank carries across hosts (:func:`own_bounds`), one at least.
         like: A tensor of the type and on the device of what is reduced.
         scaling: Factors of the whole.
         reduction: The reduction across hosts.

@@ -250,7 +250,7 @@ class FactorsBucket(Bucket):
             if not passes:
                 if bool(gradient.any()):
                     return Status.REFUSED
-                self._made.append((gradient, gradient._version))
+                self._made.append((gradient, sum_of_bits(gradient)))
                 continue
             made = product(passes, gradient.dtype, bias=bias)
             if not is_product(made, gradient, passes, bias=bias):
@@ -258,7 +258,7 @@ class FactorsBucket(Bucket):
                 return Status.REFUSED if finite else Status.NOT_FINITE
             if not torch.equal(made, gradient):
                 gradient.copy_(made)
-            self._made.append((gradient, gradient._version))
+            self._made.append((gradient, sum_of_bits(gradient)))
         return Status.SENT
 
     @torch.no_grad()
@@ -269,7 +269,7 @@ class FactorsBucket(Bucket):
             own = parameter.grad
             assert own is not None
             # Others add what was sent, whatever the script has done to the gradient since.
-            kept = own is made[0] and own._version == made[1]
+            kept = own is made[0] and sum_of_bits(own) == made[1]
             if not kept and not passes[self._rank]:
                 own.zero_()
                 kept = True

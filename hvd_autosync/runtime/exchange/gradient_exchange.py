@@ -24,7 +24,7 @@ from hvd_autosync.runtime.collectives.operations import copies_to_host, rank
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import Bucket, GradientBucket, dense_gradient
-from hvd_autosync.runtime.exchange.changed_gradients import HELD, ChangedGradients
+from hvd_autosync.runtime.exchange.changed_gradients import HELD, ChangedGradients, Habits
 from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate, collect_dropped
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
@@ -40,7 +40,7 @@ from hvd_autosync.search_space.exchange_plan import (
     ExchangePlan,
     check_parameters,
 )
-from hvd_autosync.util.weak_methods import once_gone
+from hvd_autosync.util.weak_methods import once_gone, weakly
 
 _T = TypeVar("_T")
 #: Keys of entries of checkpoints, which are part of their format.
@@ -60,6 +60,7 @@ class GradientExchange(SyncMethod):
         names: Parameter -> its name and its class; of all that the optimizer reduces, in its order.
         scaling: Factors of the reductions.
         progress: Counts the steps.
+        habits: What exchanges before have noticed, to which this one adds.
 
     Attributes:
         dispatcher: Sends the gradients.
@@ -78,6 +79,7 @@ class GradientExchange(SyncMethod):
         names: Mapping[torch.nn.Parameter, tuple[str, str]],
         scaling: Scaling,
         progress: Progress,
+        habits: Habits,
     ) -> None:
         check_plan(plan, names)
         self._name = name
@@ -94,7 +96,7 @@ class GradientExchange(SyncMethod):
         self.arrival_order: list[torch.nn.Parameter] = []
         #: Whether gradients were exchanged of which no step was made.
         self._owed = False
-        self._planning = Planning(plan, names, scaling)
+        self._planning = Planning(plan, names, scaling, weakly(self._hold))
         self._linear = watch_linear(
             p for p, (_, own) in names.items() if plan.of(own).exchange in BY_FACTORS
         )
@@ -107,8 +109,7 @@ class GradientExchange(SyncMethod):
         )
         # In the first step nothing is sent before its end, so there is time for more.
         self.dispatcher.changes = ChangedGradients(with_bits=plan != ExchangePlan())
-        #: Whether the script has changed gradients that have arrived in this step.
-        self._changed = False
+        self._habits = habits
         self._zero_step: ZeroStep | None = None
         self._close_server: Callable[[], object] = lambda: None
         if plan.sharded:
@@ -282,7 +283,7 @@ class GradientExchange(SyncMethod):
     def abandon(self) -> None:
         """As of :class:`SyncMethod`; parts of states that other ranks have are lost."""
         if self._zero_step is not None:
-            self._zero_step.gradients_change()
+            self._zero_step.close()
         self._close_server()
         self._linear = {}
         self.dispatcher.close()
@@ -298,15 +299,19 @@ class GradientExchange(SyncMethod):
         self._arrived.clear()
 
     def _notice_changes(self, changes: ChangedGradients) -> None:
-        self._changed = changes.found()
+        found = changes.found()
         changes.clear()
-        if self._changed and self.dispatcher.buckets:
+        self._habits.changes_gradients |= found
+        if found and self.dispatcher.buckets:
             # They are lost or not, by what was in flight. Ranks need not agree when each sends.
             self._hold()
 
     def _hold(self) -> None:
-        self.dispatcher.hold, self.dispatcher.changes = True, None
-        warn_on_rank_0(HELD)
+        self._habits.changes_gradients = True
+        self.dispatcher.changes = None
+        if not self.dispatcher.hold:
+            self.dispatcher.hold = True
+            warn_on_rank_0(HELD)
 
     def _make_sparse_again(self, deferred: Collection[Bucket] = ()) -> None:
         """Let the step find sparse gradients where backward has left such.
@@ -338,12 +343,10 @@ class GradientExchange(SyncMethod):
         buckets = self._planning.buckets(self.arrival_order, self._by_rows, shared, chosen)
         if all(isinstance(bucket, GradientBucket) for bucket in buckets):
             self.dispatcher.changes = None  # as in Horovod, a change is one of what is in flight
-        elif agree_any([self._changed], f"{self._name}.changed")[0]:
+        elif agree_any([self._habits.changes_gradients], f"{self._name}.changed")[0]:
             self._hold()
         elif any(map(copies_to_host, parameters)):
             self.dispatcher.changes = None  # these copies look like changes
-        elif self.dispatcher.changes is not None:
-            self.dispatcher.changes.with_bits = False
         return buckets
 
     def _some_rank_is_absent(self) -> None:

@@ -11,12 +11,13 @@ the next steps are plain allreduces, up to 63, before the next try.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from hvd_autosync.runtime.exchange.backoff import Backoff
+from hvd_autosync.runtime.exchange.changed_gradients import sum_of_bits
 from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps, allreduce, gather, send_pieces
 from hvd_autosync.runtime.exchange.lossless import decode, encode, header_of, split_codes
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS
@@ -37,38 +38,42 @@ class LosslessSum:
     """A reduction of one tensor, step after step.
 
     Args:
-        by_slot: Whether other slots of a host reduce other parts, for which codes may pay in other
-            steps. Then each step has two operations, of which the second is of one element where
-            no code is tried: Horovod names operations by their number if a script does not.
+        on_change: Called when the script has changed the tensor after it was sent.
     """
 
-    def __init__(self, *, by_slot: bool = False) -> None:
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._backoff = Backoff()
-        self._by_slot = by_slot
+        self._on_change = on_change
 
     def __call__(
         self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet
     ) -> Steps:
         """Sum ``tensor``, of type float32 and shape ``(n,)``, in place."""
         if among.size() == 1 or self._backoff.skips():
-            # Started before, so that both are under way at once, and Horovod fuses them.
-            second = _of_one_element(tensor, name, among) if self._by_slot else None
             yield from allreduce(tensor, name, scaling, among)
-            if second is not None:
-                yield second
             return
-        way = _sum_of_two if among.size() == 2 else _sum_by_parts
-        shorter = yield from way(tensor, f"{name}.codes", scaling, among)
+        if among.size() == 2:
+            tried = _sum_of_two(tensor, f"{name}.codes", scaling, among, self._on_change)
+        else:
+            tried = _sum_by_parts(tensor, f"{name}.codes", scaling, among)
+        shorter = yield from tried
         self._backoff.tried(paid=shorter)
 
 
-def _sum_of_two(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> _Tried:
+def _sum_of_two(
+    tensor: torch.Tensor,
+    name: str,
+    scaling: Scaling,
+    among: ProcessSet,
+    on_change: Callable[[], None],
+) -> _Tried:
     """Swap codes with the other rank, and add what both encode."""
     place = among.rank()
-    code, version = encode(tensor), tensor._version
+    code, bits = encode(tensor), sum_of_bits(tensor)
     other_code = yield from _swap(code, len(tensor), name, among)
-    if tensor._version != version:  # the script has changed it, and the other rank adds the code
+    if sum_of_bits(tensor) != bits:  # the script has changed it, and the other rank adds the code
         tensor.copy_(decode(code))
+        on_change()
     other = decode(other_code).to(tensor.device)
     pair = (tensor, other) if place == 0 else (other, tensor)
     for each in pair:
@@ -130,10 +135,6 @@ def _sum_by_parts(tensor: torch.Tensor, name: str, scaling: Scaling, among: Proc
     for rank, (part, code) in enumerate(zip(parts, codes, strict=True)):
         part.copy_(total if rank == place else decode(code))
     return any(_is_shorter(code) or header_of(code).mark == _RECEIVED_SHORTER for code in codes)
-
-
-def _of_one_element(like: torch.Tensor, name: str, among: ProcessSet) -> int:
-    return next(allreduce(like.new_zeros(1), f"{name}.second", Scaling(), among))
 
 
 def _is_shorter(code: torch.Tensor) -> bool:

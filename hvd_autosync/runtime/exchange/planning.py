@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -66,6 +66,7 @@ class Planning:
         plan: The plan.
         names: Parameter -> its name and its class.
         scaling: Factors of the reductions.
+        on_change: Called when an exchange sees that the script changes gradients that it has sent.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Planning:
         plan: ExchangePlan,
         names: Mapping[torch.nn.Parameter, tuple[str, str]],
         scaling: Scaling,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
+        self._on_change = on_change
         self._names = names
         self._scaling = scaling
 
@@ -213,7 +216,7 @@ class Planning:
             own = own_bounds(count, unit, levels)
             coded_from = own[0]
             codec = make_codec(plan, own[1] - own[0], like, levels.across.size(), columns)
-            exact: Reduction = LosslessSum(by_slot=True) if plan.lossless else allreduce
+            exact: Reduction = LosslessSum(self._on_change) if plan.lossless else allreduce
             exchange = Hierarchical(levels, own, like, self._scaling, codec or exact)
         elif plan.exchange in EXCHANGES:
             codec, exchange = None, EXCHANGES[plan.exchange](count, like, self._scaling)
@@ -224,7 +227,7 @@ class Planning:
             )
         else:
             codec = make_codec(plan, count, like, size(), columns)
-            coded = LosslessSum() if plan.lossless else codec
+            coded = LosslessSum(self._on_change) if plan.lossless else codec
             exchange = Flat(self._scaling, coded) if coded else None
         return FlatBucket(name, group, plain, exchange, codec, bounds, coded_from)
 

@@ -14,6 +14,7 @@ import torch
 
 from hvd_autosync import extensions
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.operation_names import name_operations
 from hvd_autosync.runtime.collectives.operations import collectives
 from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.losses import Losses
@@ -92,7 +93,8 @@ def activate(spec: TrialSpec, sender: Sender | None = None) -> None:
 
 
 def replace_optimizer() -> None:
-    """Replace Horovod's optimizer by ours."""
+    """Replace Horovod's optimizer by ours, and name the script's operations, which are beside."""
+    name_operations()
     patches.install("strategy optimizer", lambda _: DistributedOptimizer)
     patches.install("optimizer broadcast", lambda _: broadcast_optimizer_state)
 

@@ -24,6 +24,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_any, agree_parameters, agree_steps
 from hvd_autosync.runtime.collectives.messaging import check_messaging
 from hvd_autosync.runtime.collectives.operations import once_per_rank, rank, size
+from hvd_autosync.runtime.exchange.changed_gradients import Habits
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.gradient_exchange import (
     CODEC_STATES,
@@ -85,6 +86,7 @@ class Synchronizer:
         self._name = ""
         #: What a method may continue with that an earlier one has left.
         self._left: dict[str, Any] = {}
+        self._habits = Habits()
 
     def attach(
         self,
@@ -293,7 +295,9 @@ class Synchronizer:
         optimizer, exchange = self._owner, plan.effective_exchange
         factor = optimizer.gradient_predivide_factor
         scaling = Scaling(1 / factor, factor / size()) if self._averaged else Scaling()
-        return GradientExchange(self._name, optimizer, exchange, names, scaling, self._progress)
+        return GradientExchange(
+            self._name, optimizer, exchange, names, scaling, self._progress, self._habits
+        )
 
     def _over_replicas(self, name: str, plan: SyncPlan, names: Names) -> SyncMethod:
         """Return the methods of a plan under which replicas may differ."""

@@ -280,26 +280,6 @@ def case_what_does_not_pay_is_tried_less_and_less_often():
     assert tried[count:] == [193, 194], tried
 
 
-def case_ranks_start_equally_many_operations():
-    """By their number Horovod names those of a script; slots of a host code other parts."""
-    numbers = []
-    for chosen in plans().values():
-        with plan(chosen, CLASSES):
-            weight, one = nn.Parameter(torch.zeros(SIZE)), nn.Parameter(torch.zeros(1))
-            named = [("weight", weight), ("one", one)]
-            distributed = OURS(torch.optim.SGD([weight, one], lr=0.1), named)
-        for number in range(6):
-            gradient = torch.zeros(SIZE)
-            gradient[SIZE // 2 :] = _draws(number, False)[SIZE // 2 :].nan_to_num(0, 1, 1)
-            distributed.zero_grad()
-            ((weight * gradient).sum() + one.sum()).backward()
-            distributed.step()
-            numbers.append(hvd.allreduce_async(torch.ones(1), name="number"))
-            assert hvd.synchronize(numbers[-1]).item() == 1
-    # A rank that has joined in another case has started fewer before.
-    assert_same_on_all_ranks([torch.tensor(numbers).diff()])
-
-
 def case_only_what_leaves_a_host_is_coded():
     """On one host the whole tensor or, among more than two ranks, its parts."""
     levels = two_levels() if hvd.cross_size() > 1 else None
