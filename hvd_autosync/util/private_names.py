@@ -81,9 +81,7 @@ PRIVATE_NAMES = (
         (
             "runtime/exchange/changed_gradients.py",
             "runtime/exchange/deferred_update.py",
-            "runtime/exchange/factors.py",
-            "runtime/exchange/lossless_sum.py",
-            "runtime/exchange/replica_checksum.py",
+            "runtime/exchange/own_gradients.py",
             "runtime/sync/shards.py",
         ),
         "whether a tensor was changed in place",

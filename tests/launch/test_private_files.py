@@ -135,8 +135,8 @@ def test_ranks_of_one_trial_exchange_files(trial: Callable[[], Trial], tmp_path:
     line = "echo $0 > $0; i=0; until [ -s $1 ] || [ $i = 2000 ]; do sleep 0.05; i=$((i+1)); done; "
     one, other = trial(), trial()
     ranks = [one.start(r, "sh", "-c", line + "ls", f"f{r}", f"f{1 - r}") for r in (0, 1)]
+    beside = other.start(0, "sh", "-c", "sleep 0.5; ls")
     assert [each.communicate(timeout=120)[0] for each in ranks] == ["f0\nf1\n"] * 2
-    beside = other.start(0, "sh", "-c", "ls")
     assert beside.communicate(timeout=120)[0] == ""
     assert list(tmp_path.iterdir()) == []
 

@@ -43,5 +43,6 @@ def script_uses_mpi4py() -> bool:
 
 
 def _is_of_mpi4py(value: object) -> bool:
-    name = value.__name__ if isinstance(value, ModuleType) else type(value).__module__
+    kind = value if isinstance(value, ModuleType) else type(value)
+    name = getattr(kind, "__name__" if kind is value else "__module__", "")
     return isinstance(name, str) and name.partition(".")[0] == "mpi4py"

@@ -48,6 +48,7 @@ from hvd_autosync.runtime.exchange.reaching import (
 )
 from hvd_autosync.runtime.measure.compute_timer import Waiting
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, own_class, steps_by_element
+from hvd_autosync.runtime.state.optimizer_states import held_state
 from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.weak_methods import weakly
 
@@ -330,13 +331,13 @@ class _OwnStep:
         step(self._stepping)
         its = zip(self._parameters, self._twins, self._states, self._before, strict=True)
         for parameter, twin, state, before in its:
-            if self._optimizer.state.get(parameter) is not state:
+            if held_state(self._optimizer, parameter) is not state:
                 continue
             for name, value in self._stepping.state[twin].items():
                 if state.get(name) is before.get(name):
                     state[name] = value
             if not state:  # as before, for an optimizer without states
-                del self._optimizer.state[parameter]
+                dict.pop(self._optimizer.state, parameter)  # which fetches nothing
 
 
 def collect_dropped(parameters: Collection[nn.Parameter]) -> None:

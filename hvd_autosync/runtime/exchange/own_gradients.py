@@ -9,10 +9,14 @@ them.
 
 from __future__ import annotations
 
+import functools
+import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from hvd_autosync.util.weak_methods import weakly
 
@@ -63,6 +67,57 @@ class OwnGradient(torch.Tensor):
         return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
 
 
+def holds_gradient(parameter: torch.nn.Parameter) -> bool:
+    """Return whether the script holds the gradient of ``parameter`` in a variable of its own.
+
+    It would find there, after an owners' step, what this rank had before.
+    """
+    return _references(parameter.grad) > _references_of_none_else()
+
+
+def _references(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else sys.getrefcount(tensor)
+
+
+@functools.cache
+def _references_of_none_else() -> int:
+    parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+    parameter.grad = torch.zeros(1, device="cpu")
+    return _references(parameter.grad)
+
+
+class _Put:
+    """One own gradient, where it was put.
+
+    Args:
+        parameter: The parameter.
+        own: Its own gradient, which a script may drop, so that its memory is free.
+    """
+
+    def __init__(self, parameter: torch.nn.Parameter, own: OwnGradient) -> None:
+        self.parameter = parameter
+        self._own = TensorWeakRef(own)
+        self._put_at = own.plain._version
+
+    def is_used(self) -> bool:
+        """Return whether the script holds it, and may use it at any time."""
+        if self.parameter.grad is self._own():
+            return holds_gradient(self.parameter)
+        return self._own() is not None
+
+    def fill(self, mean: torch.Tensor) -> None:
+        """Let it be the mean, unless a backward pass has added to it."""
+        own = self._own()
+        if own is not None and own.plain._version == self._put_at:
+            own.plain.copy_(mean)
+
+    def take_back(self) -> None:
+        """Let the parameter have an ordinary gradient again."""
+        gradient = self.parameter.grad
+        if isinstance(gradient, OwnGradient):  # the script may have replaced it
+            self.parameter.grad = gradient.plain
+
+
 class OwnGradients:
     """The own gradients of one optimizer.
 
@@ -72,30 +127,47 @@ class OwnGradients:
 
     def __init__(self, fetch: Callable[[], None]) -> None:
         self._fetch = fetch
-        #: Gradients that a script drops are to be freed, so they are not held here.
-        self._put: list[torch.nn.Parameter] = []
+        self._put: list[_Put] = []
+        self._notice = weakly(self._use)
 
-    def put(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Let the gradients of ``parameters``, of this rank alone, notice their first use."""
+    def put(self, parameters: Iterable[torch.nn.Parameter], factor: float) -> None:
+        """Let the gradients of ``parameters``, of this rank alone, notice their first use.
+
+        Args:
+            parameters: The parameters.
+            factor: What the ranks' mean has to be multiplied by to be what they would have. Later
+                passes may add to the gradients, so that their sum counts.
+        """
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is not None and not gradient.is_sparse:
-                parameter.grad = OwnGradient.of(gradient, weakly(self._use))
-                self._put.append(parameter)
+                if not math.isclose(factor, 1.0):
+                    gradient.mul_(factor)
+                own = OwnGradient.of(gradient, self._notice)
+                parameter.grad = own
+                self._put.append(_Put(parameter, own))
 
     def take_back(self) -> None:
-        """Restore ordinary gradients, which may be of this rank alone."""
-        for parameter in self._put:
-            if isinstance(parameter.grad, OwnGradient):  # the script may have replaced it
-                parameter.grad = parameter.grad.plain
+        """Let all parameters have ordinary gradients, which may be of this rank alone.
+
+        One that the script holds becomes the mean.
+        """
+        if any(each.is_used() for each in self._put):
+            self._fetch()
+        self.restore()
+
+    def restore(self) -> None:
+        """As :meth:`take_back`, whatever the script holds."""
+        for each in self._put:
+            each.take_back()
         self._put.clear()
 
     def fill(self, means: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
         """Let all be the means of all ranks, and ordinary tensors."""
-        for parameter in self._put:
-            if isinstance(parameter.grad, OwnGradient) and parameter in means:
-                parameter.grad.plain.copy_(means[parameter])
-        self.take_back()
+        for each in self._put:
+            if each.parameter in means:
+                each.fill(means[each.parameter])
+        self.restore()
 
     def _use(self) -> None:
         if self._put:

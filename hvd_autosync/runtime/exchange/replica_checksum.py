@@ -3,60 +3,32 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import torch
 
 from hvd_autosync.runtime.exchange.changed_gradients import sum_of_bits
-from hvd_autosync.runtime.state.states import parameters_of
+from hvd_autosync.runtime.state.optimizer_states import held_state
 
-#: Checksums are below it, so that sums of their squares fit into 64 bits.
-CHECKSUMS = 2**20
-#: Steps between two looks at all parameters.
-_CHECK_EVERY = 64
+#: Checksums are below it, so that sums of their squares fit into 64 bits. It is a prime, because a
+#: factor of 2 in all weights changes their bits by multiples of a power of 2.
+CHECKSUMS = 2**20 - 3
 
 
-class ReplicaChecksum:
-    """Checksums of one optimizer, of which each rank takes one in each step.
+def replica_checksum(optimizer: Any, parameters: Collection[torch.nn.Parameter]) -> int:
+    """Return a checksum of this rank's replica, which is the same in every process.
 
-    It covers the options of all groups, as the learning rate, and the states that the optimizer
-    itself holds. Of the parameters it covers those that have changed since the last step in a way
-    that torch counts, as by ``max_norm`` of an embedding; in the first step and in every 64th it
-    covers all, because nobody counts what is written through ``.data``.
+    It covers the options of all groups, as the learning rate, the bits of ``parameters``, and the
+    states of these that the optimizer itself holds.
 
     Args:
         optimizer: The optimizer.
+        parameters: Those that owners step.
     """
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._steps = 0
-        self._versions: dict[torch.nn.Parameter, int] = {}
-
-    def take(self, *, apart: bool) -> int:
-        """Return the checksum of this step.
-
-        Args:
-            apart: Whether owners have the states.
-        """
-        parameters = parameters_of(self._optimizer)
-        all_of_them = self._steps % _CHECK_EVERY == 0
-        self._steps += 1
-        moved = (
-            each
-            for each in parameters
-            if all_of_them or self._versions.get(each, each._version) != each._version
-        )
-        states = (
-            self._optimizer.state[each] for each in parameters if each in self._optimizer.state
-        )
-        total = sum(map(sum_of_bits, moved)) + sum(map(_of_value, states))
-        return (total + _of_options(self._optimizer) + apart) % CHECKSUMS
-
-    def note(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """All ranks have the same ``parameters`` now."""
-        self._versions = {each: each._version for each in parameters}
+    total = sum_of_bits(*parameters) + _of_options(optimizer)
+    return (total + sum(_of_value(held_state(optimizer, p)) for p in parameters)) % CHECKSUMS
 
 
 def _of_options(optimizer: Any) -> int:
@@ -69,13 +41,15 @@ def _of_options(optimizer: Any) -> int:
 
 
 def _of_value(value: Any) -> int:
-    """Return a checksum of what an optimizer keeps; it is the same in every process."""
+    """Return a checksum of what an optimizer keeps."""
     if isinstance(value, torch.Tensor):
         return sum_of_bits(value) if value.layout is torch.strided else 0
     if isinstance(value, dict):
         return sum(map(_of_value, value.items()))
     if isinstance(value, (list, tuple)):
         return sum(place * _of_value(each) for place, each in enumerate(value, 1))
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return zlib.crc32(repr(value).encode())
     return 0  # of its nature nothing is known

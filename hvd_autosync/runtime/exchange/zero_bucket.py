@@ -33,6 +33,7 @@ class ZeroBucket(Bucket):
     Attributes:
         parts: What this rank owns, in the memory of the parameters; their gradients are the reduced
             ones.
+        factor: What the sum of the ranks' gradients is multiplied by.
         owned: Whether only the owners have the last gradient.
     """
 
@@ -49,6 +50,7 @@ class ZeroBucket(Bucket):
         super().__init__(name, parameters)
         first = self.parameters[0]
         self._scaling = scaling
+        self.factor = scaling.before * scaling.after
         self._partition = Partition.evenly(parameters, ranks, bounds)
         self._whole = FlatBucket(name, parameters, Flat(scaling), bounds=bounds)
         shares = self._partition.shares
@@ -74,12 +76,11 @@ class ZeroBucket(Bucket):
         yield alltoall_into(
             self._received.view(-1), self._counts, flat, self._splits, name=f"{self.name}.owners"
         )
-        factor = self._scaling.before * self._scaling.after
         if self._dtype is torch.float16:
             # Summed in float32, because a sum in float16 overflows sooner than each summand.
-            self._own.copy_(self._received.sum(0, dtype=torch.float32).mul_(factor))
+            self._own.copy_(self._received.sum(0, dtype=torch.float32).mul_(self.factor))
         else:
-            torch.sum(self._received, 0, out=self._own).mul_(factor)
+            torch.sum(self._received, 0, out=self._own).mul_(self.factor)
         self.owned = True
 
     def send_plainly(self) -> Steps:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,13 +12,19 @@ import torch
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce_async_, size, synchronize
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
-from hvd_autosync.runtime.exchange.own_gradients import OwnGradients
-from hvd_autosync.runtime.exchange.replica_checksum import ReplicaChecksum
+from hvd_autosync.runtime.exchange.own_gradients import OwnGradients, holds_gradient
+from hvd_autosync.runtime.exchange.replica_checksum import CHECKSUMS, replica_checksum
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element
-from hvd_autosync.runtime.state.optimizer_states import OptimizerStates
+from hvd_autosync.runtime.state.optimizer_states import OptimizerStates, held_state
 from hvd_autosync.runtime.state.partition import Part, put_together
-from hvd_autosync.runtime.state.states import Entry, encode_entries, parameters_of, take_states
+from hvd_autosync.runtime.state.states import (
+    Entry,
+    decode_entries,
+    encode_entries,
+    parameters_of,
+    take_states,
+)
 from hvd_autosync.util.weak_methods import weakly
 
 #: Name of the gradient among the states of a part, as ranks fetch them.
@@ -78,7 +86,6 @@ class ZeroStep:
         #: In favour, and the checksum of this rank's replica, and its square.
         self._votes = torch.zeros(3, dtype=torch.int64, device="cpu")
         self._vote: int | None = None
-        self._checksum = ReplicaChecksum(optimizer)
         self._optimizer = optimizer
         self._dispatcher = dispatcher
         self._fetch_all = fetch_all
@@ -99,6 +106,11 @@ class ZeroStep:
         """Gradients of another step arrive, or the script drops those of the last one."""
         self._own_gradients.take_back()
 
+    def close(self) -> None:
+        """It is used no more."""
+        self._left.fetch = None
+        self._own_gradients.restore()
+
     def vote(self, *, in_step: bool) -> None:
         """Start the vote on whether only owners make the step.
 
@@ -114,8 +126,11 @@ class ZeroStep:
         if not self._given_up:
             self._notice_reset()
             self._left.fetch = None  # the script reads no more before the step
-            checksum = self._checksum.take(apart=self._apart)
-            own = [in_step and not self.missed and not self._asked, checksum, checksum**2]
+            parameters = self._parameters() or parameters_of(self._optimizer)
+            checksum = (replica_checksum(self._optimizer, parameters) + self._apart) % CHECKSUMS
+            in_favour = in_step and not self.missed and not self._asked
+            in_favour = in_favour and not any(map(holds_gradient, parameters))
+            own = [in_favour, checksum, checksum**2]
             self._votes.copy_(torch.tensor(own, device="cpu"))
             self._vote = allreduce_async_(self._votes, name=f"{self._name}.vote", op=Sum)
 
@@ -158,9 +173,8 @@ class ZeroStep:
     def share(self) -> None:
         """Distribute the parameters that owners have stepped to all ranks."""
         self._dispatcher.run(bucket.share_parameters() for bucket in self._buckets())
-        parameters = self._parameters()
-        self._checksum.note(parameters)
-        self._own_gradients.put(parameters)
+        for bucket in self._buckets():
+            self._own_gradients.put(bucket.parameters, size() * bucket.factor)
 
     def collect(self) -> None:
         """Restore the whole states on this rank, because owners do not make this step."""
@@ -169,7 +183,7 @@ class ZeroStep:
             states, gradients = ({}, {}) if self._asked else self._fetch_whole()
             self._own_gradients.fill(gradients)
             self.forget()
-            self._put_whole(states)
+            self._put_whole({p: state for p, state in states.items() if not self._holds(p)})
 
     def forget(self) -> None:
         """Drop the parts' states, because the optimizer is about to load others."""
@@ -199,13 +213,15 @@ class ZeroStep:
         """Let this rank have the whole states and gradients, because the script reads some."""
         self._notice_reset()
         if not self._asked:
+            states, gradients = self._fetch_whole()
             self._asked = True
             self._left.fetch = None
-            states, gradients = self._fetch_whole()
             self._own_gradients.fill(gradients)
-            if self._apart:
-                held = self._optimizer.state
-                self._put_whole({p: state for p, state in states.items() if p not in held})
+            self._put_whole({p: state for p, state in states.items() if not self._holds(p)})
+
+    def _holds(self, parameter: torch.nn.Parameter) -> bool:
+        """Return whether the script has written a state of a parameter that owners have."""
+        return bool(held_state(self._optimizer, parameter))
 
     def _put_whole(self, states: dict[torch.nn.Parameter, dict[str, Any]]) -> None:
         """Let the optimizer hold whole states, also of parameters that it steps no longer."""
@@ -264,9 +280,13 @@ class ZeroStep:
     def _fetch_whole(
         self,
     ) -> tuple[dict[torch.nn.Parameter, dict[str, Any]], dict[torch.nn.Parameter, torch.Tensor]]:
-        """Return the states and the gradients after the last step, by parameter."""
+        """Return the gradients of the last step and, if owners have them, the states after it."""
         parameters = self._parameters()
-        whole = put_together(self._entries(), parameters, self._fetch_all())
+        answers = map(decode_entries, self._fetch_all())
+        entries = [*self._entries(), *itertools.chain.from_iterable(answers)]
+        if not self._apart:  # this rank has others, or none
+            entries = [_gradient_alone(entry) for entry in entries]
+        whole = put_together(entries, parameters)
         gradients = {parameters[place]: state.pop(_GRADIENT) for place, state in whole.items()}
         return {parameters[place]: state for place, state in whole.items() if state}, gradients
 
@@ -276,3 +296,8 @@ class ZeroStep:
         """Return the states of the optimizer's own parameters, by their place in it."""
         own = enumerate(parameters_of(self._optimizer))
         return {place: states[parameter] for place, parameter in own if parameter in states}
+
+
+def _gradient_alone(entry: Entry) -> Entry:
+    state = {_GRADIENT: entry.state[_GRADIENT]}
+    return replace(entry, state=state, by_element=frozenset(state))

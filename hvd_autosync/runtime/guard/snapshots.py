@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hvd_autosync.runtime.state.normalization import Statistic, statistics_beside
+from hvd_autosync.runtime.state.optimizer_states import held_state
 from hvd_autosync.runtime.state.states import parameters_of
 
 _KEPT = 2
@@ -90,7 +91,7 @@ class _Snapshot:
     def take(
         self, parameters: Sequence[torch.Tensor], statistics: list[Statistic], optimizer: Any
     ) -> None:
-        states = [optimizer.state.get(each, {}) for each in parameters]
+        states = [held_state(optimizer, each) or {} for each in parameters]
         old = self._states or [{} for _ in states]
         self._parameters, self._statistics = parameters, statistics
         self._tensors = _copied(self._now(), self._tensors)

@@ -34,13 +34,13 @@ class OptimizerStates(defaultdict[Any, Any]):
     def clear(self) -> None:
         """As of ``dict``."""
         super().clear()
-        self.cleared = True
+        self.cleared, self.fetch = True, None
 
     def reset_in(self, optimizer: Any) -> bool:
         """Return whether the script has reset the states of an optimizer, which had this."""
         return self.cleared or optimizer.state is not self
 
-    # Each way to read a dictionary: these are its own methods, after a fetch.
+    # Each way to read a dictionary, or to write one entry: its own methods, after a fetch.
 
     def __missing__(self, key: Any) -> Any:
         self._fetch()
@@ -64,6 +64,10 @@ class OptimizerStates(defaultdict[Any, Any]):
         self._fetch()
         super().__delitem__(key)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._fetch()
+        super().__setitem__(key, value)
+
     def __reduce__(self) -> Any:
         return defaultdict, (dict,), None, None, iter(self.items())
 
@@ -76,6 +80,16 @@ class OptimizerStates(defaultdict[Any, Any]):
         """As of ``dict``."""
         self._fetch()
         return super().pop(key, *default)
+
+    def popitem(self) -> Any:
+        """As of ``dict``."""
+        self._fetch()
+        return super().popitem()
+
+    def update(self, *others: Any, **more: Any) -> None:
+        """As of ``dict``."""
+        self._fetch()
+        super().update(*others, **more)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """As of ``dict``."""
@@ -104,3 +118,9 @@ class OptimizerStates(defaultdict[Any, Any]):
         if self.fetch is not None:
             fetch, self.fetch = self.fetch, None  # which reads and fills it
             fetch()
+
+
+def held_state(optimizer: Any, parameter: Any) -> Any:
+    """Return the state that an optimizer itself has of ``parameter``; ``None``: none. No fetch."""
+    states = optimizer.state
+    return dict.get(states, parameter) if isinstance(states, dict) else states.get(parameter)

@@ -282,7 +282,7 @@ class Training:
         for each in self.parameters:
             each.grad = None
         for place, gradient in gradients.items():
-            self.parameters[place].grad = gradient
+            self.parameters[place].grad = gradient.clone()  # which the test does not hold
             self.method.on_gradient_added(self.parameters[place])
             self.method.on_gradient_ready(self.parameters[place])
         between()
