@@ -44,13 +44,13 @@ def function_command(
     name = getattr(function, "__name__", type(function).__name__)
     call = (function, tuple(args), dict(kwargs))
     try:
-        content = cloudpickle.dumps(call)
+        content, identity = cloudpickle.dumps(call), _identity(call)
     except Exception as error:  # an object may raise anything when it is pickled
         raise ConfigurationError(
             f"the function {name} cannot be sent to other processes: {error}",
             hint="Open files, create tensors on devices and read data inside the function.",
         ) from error
-    digest = keyed_digest(_identity(call))[:12]  # arguments may be secret
+    digest = keyed_digest(identity)[:12]  # arguments may be secret
     path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9_]', '', name) or 'function'}-{digest}.pickle"
     try:
         if not path.exists():
@@ -79,7 +79,7 @@ def _identity(call: tuple[Any, ...]) -> bytes:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, value: object) -> object:
-            if isinstance(value, (set, frozenset)):
+            if isinstance(value, set | frozenset) and type(value) in (set, frozenset):
                 return type(value).__name__, sorted(value, key=repr)
             if isinstance(value, str) and value in inside._DYNAMIC_CLASS_TRACKER_BY_ID:
                 return "class", numbers.setdefault(value, len(numbers))

@@ -122,7 +122,6 @@ GROUPS = {
             "case_sums_have_the_bits_of_horovods",
             "case_training_under_autocast_has_the_bits_of_horovods",
             "case_what_does_not_pay_is_tried_less_and_less_often",
-            "case_ranks_start_equally_many_operations",
         ),
     ),
     "examples": Group(
@@ -132,7 +131,7 @@ GROUPS = {
         slow=True,
     ),
     "loops": Group(
-        ("cases_autocast", "cases_loops"),
+        ("cases_autocast", "cases_loops", "cases_habits"),
         ("gloo",),
         wide=(
             "case_compiled",
