@@ -20,7 +20,7 @@ import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_any, agree_most, agree_order
 from hvd_autosync.runtime.collectives.levels import check_levels, two_levels
-from hvd_autosync.runtime.collectives.operations import copies_to_host, rank
+from hvd_autosync.runtime.collectives.operations import copies_to_host, rank, size
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import Bucket, GradientBucket, dense_gradient
@@ -28,7 +28,7 @@ from hvd_autosync.runtime.exchange.changed_gradients import HELD, ChangedGradien
 from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate, collect_dropped
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
-from hvd_autosync.runtime.exchange.factors import agree_linear
+from hvd_autosync.runtime.exchange.factors import agree_linear, pays
 from hvd_autosync.runtime.exchange.planning import Planning, share_memory
 from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
 from hvd_autosync.runtime.method import SyncMethod
@@ -98,7 +98,8 @@ class GradientExchange(SyncMethod):
         self._owed = False
         self._planning = Planning(plan, names, scaling, weakly(self._hold))
         self._linear = watch_linear(
-            p for p, (_, own) in names.items() if plan.of(own).exchange in BY_FACTORS
+            (p for p, (_, own) in names.items() if plan.of(own).exchange in BY_FACTORS),
+            worth=lambda rows, weight, item_bytes: pays(size() * rows, weight, item_bytes),
         )
         self.dispatcher = Dispatcher(
             name,

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
@@ -34,6 +34,10 @@ _REORDERED = 8
 _ROUNDED_ALIKE = 0.99
 
 
+#: Whether factors may be of use, of so many rows of a type of so many bytes, for a weight.
+Worth: TypeAlias = Callable[[int, torch.Tensor, int], bool]
+
+
 @dataclass(frozen=True)
 class LinearPass:
     """One pass of a batch through a linear layer: its sufficient factors.
@@ -45,6 +49,12 @@ class LinearPass:
 
     inputs: torch.Tensor
     output_gradients: torch.Tensor
+
+    @classmethod
+    def without_values(cls, inputs: torch.Tensor, output_gradients: torch.Tensor) -> LinearPass:
+        """One of the shapes and types of these, which takes no memory."""
+        zero = output_gradients.new_zeros(1, 1)
+        return cls(*(zero.expand(each.shape) for each in (inputs, output_gradients)))
 
     @property
     def rows(self) -> int:
@@ -80,6 +90,7 @@ class LinearLayer:
         weight: Its weight, shape ``m x n``; while it is frozen, nothing is watched.
 
     Attributes:
+        worth: Of passes that are too large alone, no values are kept.
         bias: Its bias, once it was called with one.
         passes: Passes whose output gradients are known and that have reached the weight's
             gradient, in the order of backward.
@@ -88,6 +99,7 @@ class LinearLayer:
 
     def __init__(self, weight: torch.nn.Parameter) -> None:
         self._weight = weakref.ref(weight)
+        self.worth: Worth = _always
         self.bias: torch.nn.Parameter | None = None
         self.passes: list[LinearPass] = []
         self.latest: list[LinearPass] = []
@@ -141,11 +153,17 @@ class LinearLayer:
         if _transformed() or torch._C._functorch.is_legacy_batchedtensor(gradients):
             return  # of autograd.grad(is_grads_batched=True)
         gradients = gradients.detach()
-        # Under autocast the layer has cast its inputs likewise.
-        passed = LinearPass(_rows(inputs).to(gradients.dtype), _rows(gradients))
+        rows, weight = _rows(gradients), self._weight()
+        if weight is not None and self.worth(len(rows), weight, rows.element_size()):
+            # Under autocast the layer has cast its inputs likewise.
+            passed = LinearPass(_rows(inputs).to(gradients.dtype), rows)
+        else:
+            passed = LinearPass.without_values(_rows(inputs), rows)
+        now = torch._C._current_graph_task_id()
         with self._lock:
-            self._arrived = self._arrived[1 - _MOST_PASSES :]
-            self._arrived.append((torch._C._current_graph_task_id(), passed))
+            # Those of other backward passes have not reached the weight, and never will.
+            same = [each for each in self._arrived if each[0] == now]
+            self._arrived = [*same[1 - _MOST_PASSES :], (now, passed)]
 
     def _reached(self) -> None:
         """The gradient of the weight is about to be added to."""
@@ -161,13 +179,21 @@ class LinearLayer:
 _WATCHED: weakref.WeakValueDictionary[int, LinearLayer] = weakref.WeakValueDictionary()
 
 
-def watch_linear(weights: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Parameter, LinearLayer]:
+def _always(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:
+    return True
+
+
+def watch_linear(
+    weights: Iterable[torch.nn.Parameter], worth: Worth = _always
+) -> dict[torch.nn.Parameter, LinearLayer]:
     """Watch the layers of these weights as long as the result, or a part of it, is held.
 
     Args:
         weights: Matrices; those of no linear layer get no passes, nor those that are frozen.
             Weights of float16 are left out: Horovod's sum of their gradients may overflow, and ours
             would not.
+        worth: Passes of which it says no are noted without their values, which would be held until
+            the end of the step.
     """
     layers = {}
     for weight in weights:
@@ -175,6 +201,7 @@ def watch_linear(weights: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Paramet
             continue
         layer = watched(weight) or LinearLayer(weight)
         layer.clear()
+        layer.worth = worth
         layers[weight] = layer
     return layers
 

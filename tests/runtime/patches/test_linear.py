@@ -270,6 +270,30 @@ SCRIPTS: dict[str, Callable[[Net, torch.Tensor], Any]] = {
 }
 
 
+def test_passes_that_cannot_pay_take_no_memory() -> None:
+    model = Net()
+    held = watch_linear(model.parameters(), lambda rows, weight, item: rows * item < 4 * ROWS)
+    model(torch.randn(ROWS, 8)).sum().backward()
+    model(torch.randn(ROWS - 1, 8)).sum().backward()
+    for layer in held.values():
+        large, small = layer.passes
+        assert (large.rows, small.rows) == (ROWS, ROWS - 1)
+        for each in (large.inputs, large.output_gradients):
+            assert each.untyped_storage().nbytes() == 4
+        assert small.inputs.abs().sum() > 0
+
+
+def test_gradients_of_inputs_alone_leave_nothing() -> None:
+    """As of loops that look for adversarial inputs."""
+    model, x = Net(), torch.randn(ROWS, 8, requires_grad=True)
+    held = watch_linear(model.parameters())
+    for _ in range(5):
+        torch.autograd.grad(model(x).sum(), x)
+    assert [len(layer._arrived) for layer in held.values()] == [1, 1]
+    model(x).sum().backward()
+    assert [len(layer.passes) for layer in held.values()] == [1, 1]
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_do_the_same_while_they_are_watched(name: str) -> None:
     def gradients(*, watched: bool) -> list[torch.Tensor | None]:
