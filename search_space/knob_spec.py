@@ -44,7 +44,7 @@ class Situation:
         """Whether Horovod has both controllers, and neither the user nor the script needs one."""
         build = self.resources.build
         either = build.gloo and build.mpi and self.held.get("controller") is None
-        return either and not self.model.uses_mpi4py
+        return either and not self.model.needs_launcher
 
     @property
     def can_be_under_mpi(self) -> bool:

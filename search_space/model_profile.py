@@ -93,7 +93,8 @@ class ModelProfile(Record):
             itself, and only job-wide settings can be tuned.
         has_epochs: Whether epochs were seen, by a ``DataLoader`` with a length or a call of
             ``hvd_autosync.average()``; no local step is made before.
-        uses_mpi4py: Whether the script uses mpi4py, whose world has one rank under Gloo.
+        needs_launcher: Whether the script depends on the launcher of its ranks, as by mpi4py, whose
+            world has one rank under Gloo.
     """
 
     parameters: tuple[ParameterProfile, ...] = ()
@@ -101,7 +102,7 @@ class ModelProfile(Record):
     backward_s: OrNan = math.nan
     wrapped: bool = True
     has_epochs: bool = field(default=True, metadata=LEFT_OUT)
-    uses_mpi4py: bool = field(default=False, metadata=LEFT_OUT)
+    needs_launcher: bool = field(default=False, metadata=LEFT_OUT)
 
     @property
     def size_bytes(self) -> int:

@@ -70,8 +70,8 @@ CONTROLLER = KnobSpec(
         help="Library that coordinates the ranks and runs collectives on the CPU.",
     ),
     sets=LauncherOption(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")),
-    when="Horovod has Gloo and MPI; neither --gloo nor --mpi is given; the script does not use "
-    "mpi4py",
+    when="Horovod has Gloo and MPI; neither --gloo nor --mpi is given; the script uses neither "
+    "mpi4py nor variables of its launcher",
     applies=lambda situation: situation.free_controller,
     narrow=_with_horovods_default,
     doc="""

@@ -73,7 +73,10 @@ if args.print_random:
 
     print("random", random.random(), numpy.random.random(), torch.initial_seed(), flush=True)
 
-if args.fault and args.at < 0 and int(os.environ.get("HOROVOD_RANK", 0)) in (args.rank, 0):
+# Under either controller, so that it does the same under both.
+RANKS = [f"{launcher}_RANK" for launcher in ("HOROVOD", "OMPI_COMM_WORLD")]
+own_rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
+if args.fault and args.at < 0 and own_rank in (args.rank, 0):
     misbehave(args.fault, args.at, 0)
 hvd.init()
 torch.manual_seed(0)

@@ -67,9 +67,9 @@ def test_hierarchical_allgather_needs_sparse_gradients_and_mpi(one_host: Resourc
     assert "hierarchical_allgather" not in names(with_gloo)
 
 
-def test_a_script_that_uses_mpi4py_keeps_its_controller(one_host: Resources) -> None:
+def test_a_script_that_needs_launcher_keeps_its_controller(one_host: Resources) -> None:
     """Under the other one its world has other ranks."""
-    script = ModelProfile((ParameterProfile("e", (9, 9), "float32", True, 0),), uses_mpi4py=True)
+    script = ModelProfile((ParameterProfile("e", (9, 9), "float32", True, 0),), needs_launcher=True)
     two_levels = replace(one_host, hosts=(Host("a", 2), Host("b", 2)))
     spaces = {
         default: build_space(script, two_levels, default_controller=default)

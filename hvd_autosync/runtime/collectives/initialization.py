@@ -14,7 +14,7 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 from horovod.torch import mpi_ops
 
-from hvd_autosync.runtime.collectives.mpi4py_use import import_mpi4py
+from hvd_autosync.runtime.collectives.launcher_use import import_mpi4py
 from hvd_autosync.search_space.horovod_settings import (
     PROCESS_SETS_VARIABLE,
     kept_by_horovod,

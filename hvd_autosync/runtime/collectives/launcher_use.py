@@ -1,16 +1,27 @@
-"""Who has imported mpi4py: the script, or only we.
+"""Whether a script depends on the launcher of its ranks, and so on Horovod's controller.
 
-A script that uses it sees the ranks of MPI's launcher. Under Gloo there is none, and each process
-is a world of one rank. So what such a script does with its data depends on the controller.
+A script that uses mpi4py sees the ranks of MPI's launcher. Under Gloo there is none, and each
+process is a world of one rank. Likewise variables as ``OMPI_COMM_WORLD_RANK`` are those of one
+launcher, and ``HOROVOD_RANK`` those of the other. So what such a script does with its data depends
+on the controller.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+import site
 import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 _MODULE = "mpi4py.MPI"
+#: Ranks and numbers of ranks, as one launcher sets them and others do not.
+_OF_LAUNCHERS = re.compile(
+    r"\b(?:(?:OMPI|MV2)_COMM_WORLD|PMIX?|HOROVOD)_(?:LOCAL_|CROSS_)?(?:RANK|SIZE)\b"
+)
 #: Packages whose own use of it is none of the script's.
 _OURS = ("mpi4py", "hvd_autosync", "horovod")
 
@@ -28,8 +39,35 @@ def import_mpi4py() -> None:
             _imported_here = True
 
 
-def script_uses_mpi4py() -> bool:
-    """Return whether the script, or a library that it uses, has imported mpi4py."""
+def script_needs_launcher() -> bool:
+    """Return whether the script depends on its launcher.
+
+    Either it or a library of its has imported mpi4py, or a file of the script names a variable that
+    some launchers set.
+    """
+    return _uses_mpi4py() or any(map(_names_variable, _files_of_script()))
+
+
+def _files_of_script() -> Iterator[Path]:
+    """Yield the files of modules that were imported, but those of installed packages."""
+    installed = [Path(path) for path in {*sysconfig.get_paths().values(), *site.getsitepackages()}]
+    own = Path(__file__).parents[2]
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith(".py"):
+            file = Path(path).resolve()
+            if not any(file.is_relative_to(each) for each in (*installed, own)):
+                yield file
+
+
+def _names_variable(file: Path) -> bool:
+    try:
+        return _OF_LAUNCHERS.search(file.read_text(errors="replace")) is not None
+    except OSError:
+        return False
+
+
+def _uses_mpi4py() -> bool:
     if sys.modules.get(_MODULE) is None:
         return False
     if not _imported_here:

@@ -8,7 +8,7 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.addresses import own_address
 from hvd_autosync.runtime.collectives.agreement import gather_texts, on_all
 from hvd_autosync.runtime.collectives.endpoint import Endpoint, MessageHandler
-from hvd_autosync.runtime.collectives.mpi4py_use import import_mpi4py
+from hvd_autosync.runtime.collectives.launcher_use import import_mpi4py
 from hvd_autosync.runtime.collectives.operations import mpi_enabled, rank, size
 from hvd_autosync.runtime.collectives.transport import Transport
 from hvd_autosync.search_space.horovod_settings import launched_by_mpi

@@ -10,7 +10,7 @@ import torch
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import same_by_sums
-from hvd_autosync.runtime.collectives.mpi4py_use import script_uses_mpi4py
+from hvd_autosync.runtime.collectives.launcher_use import script_needs_launcher
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.patches.epochs import AlwaysInSync, Epochs
 from hvd_autosync.search_space.model_profile import ModelProfile
@@ -103,7 +103,7 @@ class Profiling(AlwaysInSync):
         return replace(
             profile,
             has_epochs=self._has_epochs or current.script_averages,
-            uses_mpi4py=script_uses_mpi4py(),
+            needs_launcher=script_needs_launcher(),
         )
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives import launcher_use
 from hvd_autosync.runtime.trial import profiling, trial_run
 from hvd_autosync.runtime.trial.trial_run import TrialRun
 
@@ -310,16 +311,17 @@ def test_the_profile_says_whether_epochs_were_seen(
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_the_profile_says_whether_the_script_uses_mpi4py(
+def test_the_profile_says_whether_the_script_needs_its_launcher(
     start: Start, spy: Spy, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(launcher_use, "_files_of_script", lambda: [])
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", ModuleType("mpi4py.MPI") if used else None)
     run, optimizer = start(profile=True, warmup_steps=4), make_optimizer("a")
     run.optimizer_created(optimizer, frozenset())
     for _ in range(4):
         optimizer.param_groups[0]["params"][0].sum().backward()
         run.optimizer_stepped(optimizer)
-    assert spy.messages[1]["profile"].get("uses_mpi4py", False) is used
+    assert spy.messages[1]["profile"].get("needs_launcher", False) is used
 
 
 def test_steps_with_an_epoch_an_evaluation_or_a_checkpoint_are_said_to_be_untypical(
