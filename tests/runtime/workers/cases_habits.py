@@ -81,7 +81,22 @@ class Script:
         return [*map(torch.Tensor.detach, self.parameters), *self.seen]
 
 
-def habit(place, *, with_order=True):
+class Contrastive(Script):
+    """Its loss is of the features of all ranks: Horovod reduces without names inside backward."""
+
+    def __init__(self, factory, chosen):
+        super().__init__(factory, chosen)
+        # One rank polls what is under way later than the other.
+        self.model.wide.weight.register_hook(lambda _: time.sleep(0.004 * hvd.rank()))
+
+    @property
+    def loss(self):
+        rows = torch.randint(60, (5,), generator=seeded(100 * hvd.rank() + self.number))
+        features = hvd.allgather(self.model(rows))
+        return (features @ features.t()).exp().mean()
+
+
+def habit(place, *, with_order=True, script=Script):
     """Make a case of a habit, which scripts have at ``place``.
 
     Some are none for the knob ``order``, which is not offered without being allowed.
@@ -90,7 +105,7 @@ def habit(place, *, with_order=True):
 
     def register(function):
         def trained(factory, chosen):
-            return [each.clone() for each in Script(factory, chosen).run(function, place)]
+            return [each.clone() for each in script(factory, chosen).run(function, place)]
 
         @functools.wraps(function)
         def case():
@@ -265,6 +280,11 @@ def case_a_script_that_reduces_without_names_before_the_step(script):
     """Ranks have started different numbers of operations until then."""
     time.sleep(0.003 * (hvd.rank() + script.number) % 0.009)
     return [hvd.allreduce(torch.full((2,), float(hvd.rank() + script.number)))]
+
+
+@habit("before the step", script=Contrastive)
+def case_a_script_that_gathers_features_in_its_loss(script):
+    return [script.loss.detach()]
 
 
 @habit("before the step")
