@@ -131,7 +131,7 @@ GROUPS = {
         slow=True,
     ),
     "loops": Group(
-        ("cases_autocast", "cases_loops", "cases_habits"),
+        ("cases_autocast", "cases_loops"),
         ("gloo",),
         wide=(
             "case_compiled",
@@ -156,6 +156,7 @@ GROUPS = {
         ),
         slow=True,
     ),
+    "habits": Group(("cases_habits",), ("gloo",), slow=True),
     "two levels": Group(("cases_two_levels",), ("two levels",), wide=("case_adam",), slow=True),
     "switching": Group(("cases_switching",), ("two levels",), wide=("cases_switching",)),
     "added levels": Group(("cases_added_levels", "cases_factors_of_levels"), ("two levels",)),

@@ -20,7 +20,8 @@ from types import ModuleType
 _MODULE = "mpi4py.MPI"
 #: Ranks and numbers of ranks, as one launcher sets them and others do not.
 _OF_LAUNCHERS = re.compile(
-    r"\b(?:(?:OMPI|MV2)_COMM_WORLD|PMIX?|HOROVOD)_(?:LOCAL_|CROSS_)?(?:RANK|SIZE)\b"
+    r"\b(?:(?:OMPI|MV2)_COMM_WORLD_\w+|PMIX?_[A-Z]+|MPI_LOCALN?RANKS?\w*"
+    r"|HOROVOD_(?:LOCAL_|CROSS_)?(?:RANK|SIZE))\b"
 )
 #: Packages whose own use of it is none of the script's.
 _OURS = ("mpi4py", "hvd_autosync", "horovod")
@@ -50,14 +51,19 @@ def script_needs_launcher() -> bool:
 
 def _files_of_script() -> Iterator[Path]:
     """Yield the files of modules that were imported, but those of installed packages."""
-    installed = [Path(path) for path in {*sysconfig.get_paths().values(), *site.getsitepackages()}]
-    own = Path(__file__).parents[2]
-    for module in list(sys.modules.values()):
+    paths = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    installed = {form for path in map(Path, paths) for form in (path, path.resolve())}
+    for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and path.endswith(".py"):
-            file = Path(path).resolve()
-            if not any(file.is_relative_to(each) for each in (*installed, own)):
-                yield file
+        if not isinstance(path, str) or name.partition(".")[0] in _OURS:
+            continue
+        file = Path(path)
+        forms = (file, file.resolve())
+        if name == "__main__" or (
+            path.endswith(".py")
+            and not any(form.is_relative_to(each) for form in forms for each in installed)
+        ):
+            yield file
 
 
 def _names_variable(file: Path) -> bool:

@@ -23,8 +23,8 @@ from hvd_autosync.runtime.collectives.initialization import (
 from hvd_autosync.search_space.horovod_settings import is_elastic
 from hvd_autosync.util import patches
 
-#: Process set -> numbers of its operations.
-_NUMBERS: defaultdict[int | None, Iterator[int]] = defaultdict(itertools.count)
+#: Ranks of a process set, whose own number may be given anew -> numbers of its operations.
+_NUMBERS: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 def name_operations() -> None:
@@ -44,8 +44,9 @@ def _naming(start: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(start)
     def naming(*arguments: Any) -> int:
         if arguments[place] is None:
-            own = arguments[of_set].process_set_id
-            name = f"{kind}.unnamed.{own}.{next(_NUMBERS[own])}"
+            own = arguments[of_set]
+            number = next(_NUMBERS[tuple(own.ranks or ())])
+            name = f"{kind}.unnamed.{own.process_set_id}.{number}"
             arguments = (*arguments[:place], name, *arguments[place + 1 :])
         return start(*arguments)
 

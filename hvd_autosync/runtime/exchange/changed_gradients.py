@@ -87,8 +87,8 @@ def sum_of_bits(*tensors: torch.Tensor) -> int:
 
 def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().contiguous().view(-1)
-    if flat.storage_offset() * flat.element_size() % 8:  # a part of another tensor
-        flat = flat.clone()
+    if flat.storage_offset() * flat.element_size() % 8 or flat.stride(0) != 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)  # a part of another tensor
     bits = flat.view(torch.uint8)
     whole = len(bits) // 8 * 8
     total = bits[:whole].view(torch.int64).sum()

@@ -300,6 +300,8 @@ def _noted(steps: Steps, bucket: Bucket, changes: ChangedGradients) -> Steps:
         handle = next(steps)
         while True:
             changes.written(bucket.parameters)
+            if bucket.sent_in_place:
+                changes.in_flight(bucket.parameters)
             handle = steps.send((yield handle))
     changes.written(bucket.parameters)
 

@@ -198,9 +198,14 @@ class FactorsBucket(Bucket):
         self._decide([message.status for message in messages])
         yield from self.send_plainly()
 
+    def reset(self) -> None:
+        super().reset()
+        self.sent_in_place = False
+
     def send_plainly(self) -> Steps:
         if self._layer is not None:
             self._layer.clear()
+        self.sent_in_place = True
         for bucket in self._whole:
             yield from bucket.send_plainly()
 

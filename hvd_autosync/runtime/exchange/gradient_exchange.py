@@ -97,9 +97,10 @@ class GradientExchange(SyncMethod):
         #: Whether gradients were exchanged of which no step was made.
         self._owed = False
         self._planning = Planning(plan, names, scaling, weakly(self._hold))
+        ranks = size()
         self._linear = watch_linear(
             (p for p, (_, own) in names.items() if plan.of(own).exchange in BY_FACTORS),
-            worth=lambda rows, weight, item_bytes: pays(size() * rows, weight, item_bytes),
+            worth=lambda rows, weight, item_bytes: pays(ranks * rows, weight, item_bytes),
         )
         self.dispatcher = Dispatcher(
             name,
@@ -118,8 +119,10 @@ class GradientExchange(SyncMethod):
             server = StateServer(name, fetched.answer)
             # Another rank may save an optimizer that this one has dropped.
             self._close_server = once_gone(optimizer, server.close)
-            zero_step = ZeroStep(name, optimizer, self.dispatcher, fetched, server.fetch_all)
-            self._zero_step = zero_step
+            owned = [p for p, (_, own) in names.items() if plan.of(own).exchange == "sharded"]
+            self._zero_step = ZeroStep(
+                name, optimizer, self.dispatcher, fetched, server.fetch_all, owned
+            )
         self._deferred_update: DeferredUpdate | None = None
         if plan.order == "priority":
             collect_dropped(self._parameters)

@@ -9,10 +9,9 @@ them.
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,23 +66,20 @@ class OwnGradient(torch.Tensor):
         return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
 
 
-def holds_gradient(parameter: torch.nn.Parameter) -> bool:
-    """Return whether the script holds the gradient of ``parameter`` in a variable of its own.
+def holding_gradients(parameters: Iterable[torch.nn.Parameter]) -> Iterator[bool]:
+    """Yield for each parameter whether the script holds its gradient in a variable of its own.
 
     It would find there, after an owners' step, what this rank had before.
     """
-    return _references(parameter.grad) > _references_of_none_else()
+    one = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+    one.grad = torch.zeros(1, device="cpu")
+    # How many references there are of a parameter's alone depends on the interpreter.
+    least = _references(one.grad)
+    return (_references(parameter.grad) > least for parameter in parameters)
 
 
 def _references(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else sys.getrefcount(tensor)
-
-
-@functools.cache
-def _references_of_none_else() -> int:
-    parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
-    parameter.grad = torch.zeros(1, device="cpu")
-    return _references(parameter.grad)
 
 
 class _Put:
@@ -97,12 +93,13 @@ class _Put:
     def __init__(self, parameter: torch.nn.Parameter, own: OwnGradient) -> None:
         self.parameter = parameter
         self._own = TensorWeakRef(own)
-        self._put_at = own.plain._version
+        plain = own.plain
+        self._put_at = plain._version
 
-    def is_used(self) -> bool:
+    def is_held(self) -> bool:
         """Return whether the script holds it, and may use it at any time."""
         if self.parameter.grad is self._own():
-            return holds_gradient(self.parameter)
+            return any(holding_gradients([self.parameter]))
         return self._own() is not None
 
     def fill(self, mean: torch.Tensor) -> None:
@@ -130,15 +127,14 @@ class OwnGradients:
         self._put: list[_Put] = []
         self._notice = weakly(self._use)
 
-    def put(self, parameters: Iterable[torch.nn.Parameter], factor: float) -> None:
-        """Let the gradients of ``parameters``, of this rank alone, notice their first use.
+    def put(self, factors: Mapping[torch.nn.Parameter, float]) -> None:
+        """Let gradients, of this rank alone, notice their first use.
 
         Args:
-            parameters: The parameters.
-            factor: What the ranks' mean has to be multiplied by to be what they would have. Later
-                passes may add to the gradients, so that their sum counts.
+            factors: Parameter -> what the ranks' mean gradient has to be multiplied by to be what
+                they would have. Later passes may add to the gradients, so that their sum counts.
         """
-        for parameter in parameters:
+        for parameter, factor in factors.items():
             gradient = parameter.grad
             if gradient is not None and not gradient.is_sparse:
                 if not math.isclose(factor, 1.0):
@@ -152,7 +148,7 @@ class OwnGradients:
 
         One that the script holds becomes the mean.
         """
-        if any(each.is_used() for each in self._put):
+        if any(each.is_held() for each in self._put):
             self._fetch()
         self.restore()
 

@@ -46,6 +46,7 @@ class RowsBucket(Bucket):
 
     def reset(self) -> None:
         super().reset()
+        self.sent_in_place = False
         if self._sum is not None:
             # Only now: the script may have replaced the gradient since it was sent.
             (table,) = self.parameters
@@ -56,12 +57,13 @@ class RowsBucket(Bucket):
         if self._sparse:
             yield from self._send_sparse(table)
         elif self._backoff.skips():
-            yield from self._whole.send()
+            yield from self.send_plainly()
         else:
             yield from self._send_touched(dense_gradient(table))
 
     def send_plainly(self) -> Steps:
         gradient = dense_gradient(self.parameters[0])
+        self.sent_in_place = True
         yield from self._whole.send()
         if self._sparse:
             # Also where backward has left none in this step: its optimizer may take no dense one.
@@ -75,7 +77,7 @@ class RowsBucket(Bucket):
         # pays for selecting them.
         if len(numbers) > len(gradient) or self._too_many(numbers, wire_dtype(gradient.dtype)):
             self._backoff.tried(paid=False)
-            yield from self._whole.send()
+            yield from self.send_plainly()
             return
         self._backoff.tried(paid=True)
         rows = gradient.index_select(0, sent).to(wire_dtype(gradient.dtype))

@@ -83,8 +83,12 @@ class ZeroBucket(Bucket):
             torch.sum(self._received, 0, out=self._own).mul_(self.factor)
         self.owned = True
 
+    def reset(self) -> None:
+        super().reset()
+        self.sent_in_place = False
+
     def send_plainly(self) -> Steps:
-        self.owned = False
+        self.owned, self.sent_in_place = False, True
         return self._whole.send()
 
     def take_gradients(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce_async_, size, synchronize
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
-from hvd_autosync.runtime.exchange.own_gradients import OwnGradients, holds_gradient
+from hvd_autosync.runtime.exchange.own_gradients import OwnGradients, holding_gradients
 from hvd_autosync.runtime.exchange.replica_checksum import CHECKSUMS, replica_checksum
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element
@@ -67,6 +67,7 @@ class ZeroStep:
         dispatcher: Its dispatcher.
         fetched: Holds this rank's answer to other ranks.
         fetch_all: Returns every other rank's answer.
+        parameters: Those that owners may step.
 
     Attributes:
         missed: Whether some rank has missed a step, in which this one took part.
@@ -81,6 +82,7 @@ class ZeroStep:
         dispatcher: Dispatcher,
         fetched: FetchedStates,
         fetch_all: Callable[[], Sequence[bytes]],
+        parameters: Sequence[torch.nn.Parameter],
     ) -> None:
         self._name = f"hvd_autosync.owners.{name}"
         #: In favour, and the checksum of this rank's replica, and its square.
@@ -89,6 +91,7 @@ class ZeroStep:
         self._optimizer = optimizer
         self._dispatcher = dispatcher
         self._fetch_all = fetch_all
+        self._first = parameters
         self._given_up = not steps_by_element(optimizer)
         self._group_swap = ParameterGroupSwap(optimizer)
         #: Whether owners have stepped since every rank had the whole states.
@@ -123,13 +126,13 @@ class ZeroStep:
             in_step: Whether on this rank the optimizer is the first to use the gradients.
         """
         self._own_gradients.take_back()
-        if not self._given_up:
+        parameters = self._parameters() if self._dispatcher.buckets else self._first
+        if not self._given_up and parameters:
             self._notice_reset()
             self._left.fetch = None  # the script reads no more before the step
-            parameters = self._parameters() or parameters_of(self._optimizer)
             checksum = (replica_checksum(self._optimizer, parameters) + self._apart) % CHECKSUMS
             in_favour = in_step and not self.missed and not self._asked
-            in_favour = in_favour and not any(map(holds_gradient, parameters))
+            in_favour = in_favour and not any(holding_gradients(parameters))
             own = [in_favour, checksum, checksum**2]
             self._votes.copy_(torch.tensor(own, device="cpu"))
             self._vote = allreduce_async_(self._votes, name=f"{self._name}.vote", op=Sum)
@@ -173,8 +176,8 @@ class ZeroStep:
     def share(self) -> None:
         """Distribute the parameters that owners have stepped to all ranks."""
         self._dispatcher.run(bucket.share_parameters() for bucket in self._buckets())
-        for bucket in self._buckets():
-            self._own_gradients.put(bucket.parameters, size() * bucket.factor)
+        factors = {p: size() * b.factor for b in self._buckets() for p in b.parameters}
+        self._own_gradients.put(factors)
 
     def collect(self) -> None:
         """Restore the whole states on this rank, because owners do not make this step."""

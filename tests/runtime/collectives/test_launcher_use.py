@@ -40,6 +40,7 @@ def mpi(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ('rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))', True),
         ('gpu = os.environ["HOROVOD_LOCAL_RANK"]', True),
         ('os.getenv("PMI_SIZE")', True),
+        ('os.getenv("OMPI_COMM_WORLD_NODE_RANK")', True),
         ('os.environ["HOROVOD_CYCLE_TIME"]; rank, MY_PMI_RANK = hvd.rank(), 0', False),
     ],
 )

@@ -131,8 +131,9 @@ def test_a_factor_that_all_ranks_multiply_by_takes_effect(
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("change", [halve, halve_data])
 def test_a_script_that_begins_late_to_change_gradients_keeps_replicas_equal(
-    seed: int, begin: Any, capsys: Any
+    seed: int, change: Callable[[torch.nn.Parameter], None], begin: Any, capsys: Any
 ) -> None:
     """Two ranks that swap lossless codes add what was sent; from the next step on all is right."""
     plan, shape, late = SyncPlan(ExchangePlan(rest=ClassPlan(lossless=True))), (64, 32), 2
@@ -149,7 +150,7 @@ def test_a_script_that_begins_late_to_change_gradients_keeps_replicas_equal(
 
             def between(late: bool = step >= late) -> None:
                 if late:
-                    own.parameters[0].grad.mul_(0.5)
+                    change(own.parameters[0])
 
             own.step({0: own_gradient(rank(), step)}, between=between)
             after += own.values()

@@ -392,6 +392,16 @@ def case_a_checkpoint_leaves_the_step_to_owners():
     assert is_by_owners(train_like_horovods(save))
 
 
+def case_slices_leave_the_step_to_owners():
+    """Of one parameter there are several, and its gradient is one."""
+
+    def in_slices(factory, base):
+        return make(factory, base, IN_SLICES)
+
+    left = train_like_horovods(lambda *_: [], factory_of=in_slices)
+    assert is_by_owners(left) and exchange_of(left)._zero_step._apart
+
+
 def case_a_script_looks_at_gradients_after_the_step():
     def norms(number, model, distributed):
         gradients = [parameter.grad for parameter in model.parameters()]
