@@ -86,6 +86,12 @@ def sum_of_bits(*tensors: torch.Tensor) -> int:
 
 
 def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    bytes_each = tensor.element_size()
+    aligned = not (tensor.numel() * bytes_each % 8 or tensor.storage_offset() * bytes_each % 8)
+    if (
+        aligned and tensor.numel() > 1 and tensor.is_contiguous()
+    ):  # in few calls: it is in each step
+        return tensor.detach().view(-1).view(torch.int64).sum()
     flat = tensor.detach().contiguous().view(-1)
     if flat.storage_offset() * flat.element_size() % 8 or flat.stride(0) != 1:
         flat = flat.clone(memory_format=torch.contiguous_format)  # a part of another tensor
