@@ -20,7 +20,7 @@ from types import ModuleType
 _MODULE = "mpi4py.MPI"
 #: Ranks and numbers of ranks, as one launcher sets them and others do not.
 _OF_LAUNCHERS = re.compile(
-    r"\b(?:(?:OMPI|MV2)_COMM_WORLD_\w+|PMIX?_[A-Z]+|MPI_LOCALN?RANKS?\w*"
+    r"\b(?:(?:OMPI|MV2)_COMM_WORLD_\w+|PMIX?_(?:LOCAL_)?(?:RANK|SIZE|ID)|MPI_LOCALN?RANKS?\w*"
     r"|HOROVOD_(?:LOCAL_|CROSS_)?(?:RANK|SIZE))\b"
 )
 #: Packages whose own use of it is none of the script's.
@@ -51,7 +51,8 @@ def script_needs_launcher() -> bool:
 
 def _files_of_script() -> Iterator[Path]:
     """Yield the files of modules that were imported, but those of installed packages."""
-    paths = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    libraries = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    paths = {*libraries, *site.getsitepackages(), site.getusersitepackages()}
     installed = {form for path in map(Path, paths) for form in (path, path.resolve())}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
@@ -87,6 +88,9 @@ def _uses_mpi4py() -> bool:
 
 
 def _is_of_mpi4py(value: object) -> bool:
-    kind = value if isinstance(value, ModuleType) else type(value)
-    name = getattr(kind, "__name__" if kind is value else "__module__", "")
+    # Not isinstance(), which asks the value, and some say then that they are deprecated.
+    if issubclass(type(value), ModuleType):
+        name = getattr(value, "__name__", "")
+    else:
+        name = getattr(type(value), "__module__", "")
     return isinstance(name, str) and name.partition(".")[0] == "mpi4py"

@@ -23,7 +23,7 @@ from hvd_autosync.runtime.collectives.initialization import (
 from hvd_autosync.search_space.horovod_settings import is_elastic
 from hvd_autosync.util import patches
 
-#: Ranks of a process set, whose own number may be given anew -> numbers of its operations.
+#: Ranks of a process set, whose own number another may get -> numbers of its operations.
 _NUMBERS: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 

@@ -41,6 +41,8 @@ def mpi(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ('gpu = os.environ["HOROVOD_LOCAL_RANK"]', True),
         ('os.getenv("PMI_SIZE")', True),
         ('os.getenv("OMPI_COMM_WORLD_NODE_RANK")', True),
+        ('os.environ["PMI_LOCAL_RANK"]', True),
+        ("PMI_THRESHOLD = 3", False),
         ('os.environ["HOROVOD_CYCLE_TIME"]; rank, MY_PMI_RANK = hvd.rank(), 0', False),
     ],
 )
