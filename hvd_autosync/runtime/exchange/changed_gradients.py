@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
+#: A gradient, its version and the sum of its bits.
+_Noted: TypeAlias = tuple[torch.Tensor, int | None, torch.Tensor | None]
 #: For the user.
 HELD = (
     "the script changes gradients between backward() and step() without synchronize(): nothing is "
@@ -38,13 +41,15 @@ class ChangedGradients:
 
     def __init__(self, *, with_bits: bool) -> None:
         self.with_bits = with_bits
-        #: Each gradient with its version and the sum of its bits, unless they change by themselves.
-        self._noted: dict[torch.nn.Parameter, tuple[torch.Tensor, int, torch.Tensor | None]] = {}
+        #: Without bits where Horovod changes them, without a version where gradients are views of
+        #: one buffer, which have one version together.
+        self._noted: dict[torch.nn.Parameter, _Noted] = {}
 
     def note(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """The gradient of ``parameter`` is complete."""
         bits = _sum_of_bits(gradient) if self.with_bits and not gradient.is_sparse else None
-        self._noted[parameter] = (gradient, gradient._version, bits)
+        alone = bits is None or not gradient._is_view()
+        self._noted[parameter] = (gradient, gradient._version if alone else None, bits)
 
     def in_flight(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Gradients of ``parameters`` are reduced in their own memory from here on."""
@@ -56,14 +61,15 @@ class ChangedGradients:
         """An exchange may have written into the gradients of ``parameters`` itself."""
         for parameter in parameters:
             if parameter in self._noted:
-                gradient, _, bits = self._noted[parameter]
+                gradient, version, bits = self._noted[parameter]
+                version = None if version is None else gradient._version
                 bits = None if bits is None else _sum_of_bits(gradient)
-                self._noted[parameter] = (gradient, gradient._version, bits)
+                self._noted[parameter] = (gradient, version, bits)
 
     def found(self) -> bool:
         """Return whether any was changed by the script."""
         noted = self._noted.values()
-        if any(gradient._version != version for gradient, version, _ in noted):
+        if any(version not in (None, gradient._version) for gradient, version, _ in noted):
             return True
         pairs = [(bits, _sum_of_bits(gradient)) for gradient, _, bits in noted if bits is not None]
         if not pairs:

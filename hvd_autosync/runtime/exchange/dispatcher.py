@@ -299,9 +299,9 @@ def _noted(steps: Steps, bucket: Bucket, changes: ChangedGradients) -> Steps:
     with contextlib.suppress(StopIteration):
         handle = next(steps)
         while True:
-            changes.written(bucket.parameters)
             if bucket.sent_in_place:
                 changes.in_flight(bucket.parameters)
+            changes.written(bucket.parameters)
             handle = steps.send((yield handle))
     changes.written(bucket.parameters)
 

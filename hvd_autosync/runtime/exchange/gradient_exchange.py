@@ -312,7 +312,9 @@ class GradientExchange(SyncMethod):
 
     def _hold(self) -> None:
         self._habits.changes_gradients = True
-        self.dispatcher.changes = None
+        if self.dispatcher.changes is not None:
+            self.dispatcher.changes.clear()  # exchanges under way still know it
+            self.dispatcher.changes = None
         if not self.dispatcher.hold:
             self.dispatcher.hold = True
             warn_on_rank_0(HELD)

@@ -17,6 +17,9 @@ from common import HOROVODS, OURS, assert_close, exchange_of, seeded
 from torch import nn
 
 from hvd_autosync.runtime.collectives.operation_names import name_operations
+from hvd_autosync.runtime.sync.synchronizer import switch
+from hvd_autosync.search_space.exchange_plan import ExchangePlan
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 #: As in a job under the flag.
 name_operations()
@@ -41,15 +44,18 @@ class Script:
     """One training, step by step.
 
     Attributes:
+        network: The class of its model.
         model: The model.
         optimizer: The distributed optimizer.
         number: The number of the step.
         seen: What its habit has seen.
     """
 
+    network = Model
+
     def __init__(self, factory, chosen):
         torch.manual_seed(4)
-        self.model = Model()
+        self.model = self.network()
         named = list(self.model.named_parameters())
         base = torch.optim.SGD(self.model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
         with plan(chosen, CLASSES):
@@ -292,10 +298,82 @@ def case_a_script_that_looks_at_the_state_before_the_step(script):
     return []
 
 
+class Whole(Model):
+    """Of a layer factors are refused, of a table all rows are touched; then come two tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.small, self.last = nn.Embedding(4, 12), nn.Embedding(60, 12)
+
+    def forward(self, rows):
+        found = self.last(rows) + self.table(rows) + self.small(torch.arange(len(rows)) % 4)
+        penalty = self.wide.weight.pow(2).mean()
+        return self.narrow(torch.tanh(self.wide(found))) * self.scale + penalty
+
+
+class Slow(Script):
+    """While its last gradients are computed, and before its step, the first ones are reduced."""
+
+    network = Whole
+
+    def __init__(self, factory, chosen):
+        super().__init__(factory, chosen)
+        for table in (self.model.small, self.model.table, self.model.last):
+            table.weight.register_hook(lambda _: time.sleep(0.02))
+
+
 def case_gradients_that_change_by_no_script_travel_during_backward():
     """Also those that are reduced in their own memory, as rows and factors that do not pay are."""
     for label, chosen in PLANS.items():
-        script = Uneven(OURS, chosen)
-        for _ in range(3):
-            script.run(lambda _: [], "after the step")
-            assert not exchange_of(script.optimizer).dispatcher.hold, label
+        script = Slow(OURS, chosen)
+        exchange = exchange_of(script.optimizer)
+        reduced = dict.fromkeys(script.parameters, 0)
+
+        def wait(script, exchange=exchange, reduced=reduced):
+            time.sleep(0.02)
+            for bucket in exchange.dispatcher.buckets:
+                if bucket.started and bucket.sent_in_place:
+                    for each in bucket.parameters:
+                        reduced[each] += 1
+
+        script.run(wait, "before the step")
+        script.run(wait, "before the step")
+        assert not exchange.dispatcher.hold, label
+        if label == "factors":
+            assert reduced[script.model.wide.weight]
+        if label == "rows":
+            assert reduced[script.model.small.weight]
+
+
+def case_gradients_that_a_script_changes_are_held_back_by_the_plans_that_follow():
+    def halve(script):
+        if script.number == 3:
+            for each in script.parameters:
+                each.grad.data.mul_(0.5)
+
+    for label in ("buckets", "sharded", "factors", "rows", "slices", "lossless", "mixed"):
+        script = Script(OURS, PLANS[label])
+        script.run(lambda _: None, "before the step")
+        assert not exchange_of(script.optimizer).dispatcher.hold, label
+        script.run(halve, "before the step")
+        assert exchange_of(script.optimizer).dispatcher.hold, label
+        switch(script.optimizer, SyncPlan(ExchangePlan(2), CLASSES))
+        script.run(lambda _: None, "after the step")
+        assert exchange_of(script.optimizer).dispatcher.hold, label
+
+
+def case_gradients_that_are_views_of_one_buffer_are_not_changed_by_each_other():
+    """Their version is that of the buffer."""
+
+    def put_into_one_buffer(script):
+        flat = torch.zeros(sum(each.numel() for each in script.parameters))
+        parts = flat.split([each.numel() for each in script.parameters])
+        for each, part in zip(script.parameters, parts, strict=True):
+            each.grad = part.view_as(each)
+
+    script = Script(OURS, PLANS["buckets"])
+    put_into_one_buffer(script)
+    script.optimizer.zero_grad = lambda: script.model.zero_grad(set_to_none=False)
+    script.run(lambda _: None, "before the step")
+    assert all(each.grad._is_view() for each in script.parameters)
+    assert not exchange_of(script.optimizer).dispatcher.hold
