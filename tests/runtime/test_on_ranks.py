@@ -121,6 +121,7 @@ GROUPS = {
         (
             "case_sums_have_the_bits_of_horovods",
             "case_training_under_autocast_has_the_bits_of_horovods",
+            "case_what_is_done_to_a_tensor_that_was_sent_is_noticed_and_done_to_none",
             "case_what_does_not_pay_is_tried_less_and_less_often",
         ),
     ),

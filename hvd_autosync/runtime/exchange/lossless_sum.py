@@ -55,7 +55,7 @@ class LosslessSum:
         if among.size() == 2:
             tried = _sum_of_two(tensor, f"{name}.codes", scaling, among, self._on_change)
         else:
-            tried = _sum_by_parts(tensor, f"{name}.codes", scaling, among)
+            tried = _sum_by_parts(tensor, f"{name}.codes", scaling, among, self._on_change)
         shorter = yield from tried
         self._backoff.tried(paid=shorter)
 
@@ -113,11 +113,18 @@ def _swap(
     return total.sub_(own).view(torch.uint8)[: int(sizes[1 - place])]
 
 
-def _sum_by_parts(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> _Tried:
+def _sum_by_parts(
+    tensor: torch.Tensor,
+    name: str,
+    scaling: Scaling,
+    among: ProcessSet,
+    on_change: Callable[[], None],
+) -> _Tried:
     """Send each part's code to the rank that sums it, and gather the codes of the sums."""
     ranks, place = among.size(), among.rank()
     parts = [tensor[begin:end] for begin, end in cut_evenly(len(tensor), ranks)]
-    own = parts[place]
+    # As the others' parts, it stays what it is now, whatever the script does to the tensor.
+    own, bits = parts[place].clone(), sum_of_bits(tensor)
     sent = [encode(part) if rank != place else None for rank, part in enumerate(parts)]
     received = yield send_pieces(sent, f"{name}.parts", among)
     codes = split_codes(received[0])
@@ -132,6 +139,8 @@ def _sum_by_parts(tensor: torch.Tensor, name: str, scaling: Scaling, among: Proc
     mark = _RECEIVED_SHORTER if any(map(_is_shorter, codes)) else 0
     sums = yield gather(encode(total, mark=mark), f"{name}.sums", among)
     codes = split_codes(sums)
+    if sum_of_bits(tensor) != bits:
+        on_change()
     for rank, (part, code) in enumerate(zip(parts, codes, strict=True)):
         part.copy_(total if rank == place else decode(code))
     return any(_is_shorter(code) or header_of(code).mark == _RECEIVED_SHORTER for code in codes)

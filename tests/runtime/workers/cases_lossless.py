@@ -106,6 +106,31 @@ def case_sums_have_the_bits_of_horovods():
             assert torch.equal(bits(ours), first), name
 
 
+def case_what_is_done_to_a_tensor_that_was_sent_is_noticed_and_done_to_none():
+    for name in ("normal", "bfloat16", "zeros", "few"):
+        tensor = tensors()[name]
+        expected, ours, changes = tensor.clone(), tensor.clone(), []
+        drive(LosslessSum()(expected, f"{name}.kept", Scaling(), global_process_set))
+
+        def change(steps, tensor=ours):
+            handle = next(steps)
+            if hvd.rank() == 0:
+                tensor.data.add_(1)
+            yield from _continued(steps, handle)
+
+        reduction = LosslessSum(lambda changes=changes: changes.append(1))
+        drive(change(reduction(ours, f"{name}.changed", Scaling(), global_process_set)))
+        assert torch.equal(bits(ours), bits(expected)), name
+        assert bool(changes) == (hvd.rank() == 0), name
+
+
+def _continued(steps, handle):
+    """Go on with a generator of which ``handle`` is the first."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            handle = steps.send((yield handle))
+
+
 def _network():
     torch.manual_seed(11)
     layers = nn.Linear(24, 96), nn.ReLU(), nn.LayerNorm(96), nn.Linear(96, 64), nn.ReLU()
