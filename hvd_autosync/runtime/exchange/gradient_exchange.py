@@ -30,6 +30,7 @@ from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.factors import agree_linear, pays
 from hvd_autosync.runtime.exchange.planning import Planning, share_memory
+from hvd_autosync.runtime.exchange.zero_bucket import can_be_owned
 from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.linear import watch_linear
@@ -119,7 +120,8 @@ class GradientExchange(SyncMethod):
             server = StateServer(name, fetched.answer)
             # Another rank may save an optimizer that this one has dropped.
             self._close_server = once_gone(optimizer, server.close)
-            owned = [p for p, (_, own) in names.items() if plan.of(own).exchange == "sharded"]
+            sharded = [p for p, (_, own) in names.items() if plan.of(own).exchange == "sharded"]
+            owned = list(filter(can_be_owned, sharded))
             self._zero_step = ZeroStep(
                 name, optimizer, self.dispatcher, fetched, server.fetch_all, owned
             )

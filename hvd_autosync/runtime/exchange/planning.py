@@ -37,7 +37,7 @@ from hvd_autosync.runtime.exchange.factors import FactorsBucket
 from hvd_autosync.runtime.exchange.gathering import Gathering, LevelsGathering
 from hvd_autosync.runtime.exchange.lossless_sum import LosslessSum
 from hvd_autosync.runtime.exchange.rows import RowsBucket
-from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
+from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, can_be_owned
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.patches.linear import LinearLayer
 from hvd_autosync.search_space.exchange_plan import (
@@ -112,12 +112,10 @@ class Planning:
                 plan = replace(plan, codec="none")
             if plan.exchange in BY_FACTORS:  # it belongs to no linear layer
                 plan = replace(plan, exchange="allreduce")
-            if plan.exchange in ("rows", "sharded") and parameter.dtype == torch.float16:
+            if plan.exchange == "rows" and parameter.dtype == torch.float16:
                 plan = replace(plan, exchange="allreduce")  # sums of Horovod's may overflow
-            ordered = parameter.dim() and parameter.is_contiguous()
-            if plan.exchange == "sharded" and (not ordered or parameter in shared):
-                # It has no ordered elements to split, or their owners would overwrite each other's.
-                plan = ClassPlan()
+            if plan.exchange == "sharded" and (not can_be_owned(parameter) or parameter in shared):
+                plan = ClassPlan()  # owners of shared memory would overwrite each other's
             if plan.lossless and not _codes_bits(plan, parameter):
                 plan = replace(plan, lossless=False)
             if plan.exchange == "rows" or parameter in sparse:

@@ -25,7 +25,7 @@ class ZeroBucket(Bucket):
 
     Args:
         name: As of any bucket.
-        parameters: As of any bucket; contiguous, with at least one dimension.
+        parameters: As of any bucket; all :func:`can_be_owned`.
         scaling: Factors of the reduction.
         ranks: Number of ranks.
         bounds: The elements to exchange, if it is a slice of a single parameter.
@@ -76,11 +76,7 @@ class ZeroBucket(Bucket):
         yield alltoall_into(
             self._received.view(-1), self._counts, flat, self._splits, name=f"{self.name}.owners"
         )
-        if self._dtype is torch.float16:
-            # Summed in float32, because a sum in float16 overflows sooner than each summand.
-            self._own.copy_(self._received.sum(0, dtype=torch.float32).mul_(self.factor))
-        else:
-            torch.sum(self._received, 0, out=self._own).mul_(self.factor)
+        torch.sum(self._received, 0, out=self._own).mul_(self.factor)
         self.owned = True
 
     def reset(self) -> None:
@@ -133,3 +129,12 @@ class ZeroBucket(Bucket):
     def _memory(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the tensors' own memory if it can be sent as it is, else the bucket's."""
         return self._partition.runs_of(tensors)[0] if self._in_place else self._flat
+
+
+def can_be_owned(parameter: torch.nn.Parameter) -> bool:
+    """Return whether a parameter has ordered elements to split, and is of a type to add up here.
+
+    Horovod's own sums of float16 may overflow; added up in another way they would not.
+    """
+    ordered = parameter.dim() > 0 and parameter.is_contiguous()
+    return ordered and parameter.dtype != torch.float16
