@@ -170,7 +170,7 @@ class FactorsBucket(Bucket):
         self._form: Form | None = None
         self._code_bytes = 0
         self._steps = 0
-        #: Own gradients with their versions, once they are the products of what is sent.
+        #: Own gradients with the sums of their bits, once they are the products of what is sent.
         self._made: list[tuple[torch.Tensor, int]] = []
         #: Whether all ranks' weights were equal at the first checksum.
         self._equal: bool | None = None

@@ -136,7 +136,7 @@ def case_factors_bit_for_bit():
 def case_what_is_done_to_gradients_after_they_were_sent_is_done_to_none():
     """As with any other exchange, all ranks have the sum of what was sent."""
     expected = train(HOROVODS)
-    with by_factors(), Sent(lambda gradient: gradient.mul_(2 + hvd.rank())) as sent:
+    with by_factors(), Sent(lambda gradient: gradient.data.mul_(2 + hvd.rank())) as sent:
         ours = train(OURS)
     assert sent.count
     assert_same_on_all_ranks(ours)
