@@ -39,6 +39,8 @@ class Losses:
         self.in_round = self.late = False
         self._in_round_now = in_round
         self._last: torch.Tensor | None = None
+        #: The loss of the last ``backward()`` alone.
+        self._part: torch.Tensor | None = None
         self._reported = False
         #: Whether the script reports losses whose ``backward()`` was seen before.
         self._reports_follow = False
@@ -62,12 +64,10 @@ class Losses:
         """Record a scalar whose ``backward()`` was called; no loss once the script reports."""
         self._at_backward = in_round = self._in_round_now()
         if not self._reported:
-            part = loss.reshape(()) if loss.dim() else loss
-            if self._ended or self._last is None:
-                # A copy: the script may change its tensor in place before this one is read.
-                self._last = part.clone()
-            else:
-                self._last = _sum(self._last, part)
+            # A copy: the script may change its tensor in place before this one is read.
+            self._part = part = (loss.reshape(()) if loss.dim() else loss).clone()
+            last = None if self._ended else self._last
+            self._last = part if last is None else _sum(last, part)
             self.in_round = in_round
             self.count += 1
         self._ended = False
@@ -95,6 +95,15 @@ class Losses:
     def may_skip(self) -> None:
         """A step was made or skipped: losses before it are no part of the next one's."""
         self._ended = True
+
+    def skipped(self) -> None:
+        """A step that counts was skipped: it has no loss, as that of an overflow is not finite."""
+        self._ended, self._last = True, None
+
+    def dropped(self) -> None:
+        """What was reduced before the last ``backward()`` was dropped, with its losses."""
+        if not self._ended and self._part is not None and not self._reported:
+            self._last = self._part
 
     def end_step(self, count: int) -> torch.Tensor | None:
         """End the step; return its loss, without dimensions, if any came after the first ``count``.

@@ -113,6 +113,8 @@ def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor, *_: Any) 
     method, delay = self._sync.method, self._allreduce_delay
     if self._reduced is not None and not _accumulates(self):
         _drop(self)
+        if current.losses is not None:
+            current.losses.dropped()
     left = delay[parameter]
     if left <= 0:
         method.on_extra_gradient()
@@ -218,6 +220,8 @@ def _zero_grad(self: Any) -> None:
         _horovods_class.zero_grad(self)
     if self._reduced is not None:
         _drop(self)
+        if current.losses is not None:
+            current.losses.may_skip()
 
 
 def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:

@@ -205,6 +205,8 @@ class Synchronizer:
 
     def end_skipped(self) -> None:
         """Count a step that this rank has skipped, perhaps alone; all that count steps do, too."""
+        if current.losses is not None:
+            current.losses.skipped()
         self.end_step()
         for watcher in (current.run, current.live, current.watch, current.run_summary):
             if watcher is not None:

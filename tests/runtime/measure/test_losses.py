@@ -43,6 +43,31 @@ def test_the_last_report_of_a_step_counts() -> None:
     assert number(losses.end_step(0)) == 2.0
 
 
+def test_a_step_that_was_skipped_has_no_loss() -> None:
+    losses = Losses()
+    losses.seen(torch.tensor(math.nan))
+    losses.skipped()
+    assert losses.end_step(0) is None
+    losses.seen(torch.tensor(2.0))
+    assert number(losses.end_step(1)) == 2.0
+
+
+def test_the_loss_of_gradients_that_were_dropped_is_no_part_of_the_next() -> None:
+    """They are dropped before the next ``backward()``, or seen to be after it."""
+    losses = Losses()
+    losses.seen(torch.tensor(math.nan))
+    losses.may_skip()
+    losses.seen(torch.tensor(1.0))
+    assert number(losses.end_step(0)) == 1.0
+    losses.seen(torch.tensor(math.nan))
+    losses.seen(torch.tensor(2.0))
+    losses.dropped()
+    losses.seen(torch.tensor(3.0))
+    assert number(losses.end_step(2)) == 5.0
+    losses.dropped()
+    assert number(losses.end_step(2)) == 5.0, "the step has ended"
+
+
 @pytest.mark.parametrize("by_optimizer", [True, False])
 def test_losses_of_one_step_are_added_up(by_optimizer: bool) -> None:
     losses, optimizer, sums = Losses(), Optimizer(), []

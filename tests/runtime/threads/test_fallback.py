@@ -233,16 +233,28 @@ def test_all_ranks_fall_back_at_once_and_go_on_exactly(
         torch.testing.assert_close(whole, wanted, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["asp", "ssp"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        SyncPlan(protocol=Protocol("asp")),
+        SyncPlan(protocol=Protocol("ssp")),
+        SyncPlan(schedule=Schedule(base=3)),
+    ],
+    ids=["asp", "ssp", "local steps"],
+)
 @pytest.mark.parametrize("skipped", [(7,), (11,), (6, 9, 11)], ids=["one", "last", "some"])
 def test_the_loss_of_a_step_that_one_rank_skips_is_not_judged(
-    skipped: tuple[int, ...], kind: Any, loader: Any, begin: Any, monkeypatch: pytest.MonkeyPatch
+    skipped: tuple[int, ...],
+    plan: SyncPlan,
+    loader: Any,
+    begin: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is not finite where a forward pass has overflowed, and has changed no parameter."""
     _guarded(monkeypatch)
 
     def body() -> list[torch.Tensor]:
-        own = begin(_SHAPES, SyncPlan(protocol=Protocol(kind)))
+        own = begin(_SHAPES, plan)
         scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), current.losses
         assert losses is not None
         for epoch in range(2):
