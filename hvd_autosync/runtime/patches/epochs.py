@@ -2,6 +2,8 @@
 
 No call tells an optimizer that an epoch ends. But a ``DataLoader`` knows how many batches it has,
 its iterator how many it has yielded, and the iterator of a loop that is left early is collected.
+
+Collectives are for the thread that trains: a loader that another iterates is one without an end.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
@@ -75,6 +78,9 @@ class Epochs:
         self._latest: list[_Epoch] = []
         #: Batches that each of the last steps with new ones has used.
         self._recent: deque[int] = deque(maxlen=_RECENT)
+        #: The thread that makes steps; ``None`` before the first.
+        self._thread: int | None = None
+        self._end_owed = False  # another thread has collected an iterator
         self.samples = 0
         self.error: Exception | None = None
         _listen()
@@ -96,8 +102,15 @@ class Epochs:
             batches = len(loader)
         except Exception:  # as its dataset or sampler likes
             return  # a stream, whose end is unknown
+        if self.elsewhere:
+            return
         reference = weakref.ref(iterator, functools.partial(_on_gone, weakref.ref(self), key))
         self._epochs[key] = _Epoch(reference, batches, loader.batch_size)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another thread than this one makes the steps."""
+        return self._thread not in (None, threading.get_ident())
 
     def call_on_begin(self, on_begin: Callable[[Any, Any], None]) -> None:
         """Call a method with the loader and its iterator when an epoch begins, of any length.
@@ -134,9 +147,12 @@ class Epochs:
                 others have not.
             HorovodInternalError: Another rank has failed.
         """
+        self._thread = threading.get_ident()
         self.check()
         per_step = 0
         latest: list[_Epoch] = []
+        own = self._epochs.items()
+        self._epochs = {key: each for key, each in own if each.thread == self._thread}
         for each in self._epochs.values():
             new = each.given() - each.used
             each.is_training_loader = new > 0
@@ -165,6 +181,8 @@ class Epochs:
             ConfigurationError: As of :meth:`stepped`.
             HorovodInternalError: As of :meth:`stepped`.
         """
+        if self._end_owed:
+            self._end()
         if self.error is not None:
             raise self.error
 
@@ -203,7 +221,7 @@ class Epochs:
         uses them, or with the iterator.
         """
         own = self._epochs.get(key)
-        if own is None or own.exhausted:
+        if own is None or own.exhausted or self._left(own):
             return
         own.exhausted = True
         unused = own.given() - own.used
@@ -218,7 +236,7 @@ class Epochs:
     def on_batch(self, key: int, batch: Any) -> None:
         """An iterator has yielded a batch; where gradients are off it is for no step."""
         own = self._epochs.get(key)
-        if own is None:
+        if own is None or self._left(own):
             return
         if torch.is_grad_enabled():
             own.samples += own.batch_size or _samples_of(batch)
@@ -250,9 +268,16 @@ class Epochs:
             if each.state is _State.TRAINING:
                 each.state = _State.PAUSED
 
+    def _left(self, epoch: _Epoch) -> bool:
+        """Return whether an epoch has been left to another thread than the one that began it."""
+        if epoch.thread != threading.get_ident():
+            epoch.thread = None
+        return epoch.thread is None
+
     def _end(self) -> None:
+        self._end_owed = self.elsewhere
         sync_points = self.sync_points
-        if sync_points is not None:
+        if sync_points is not None and not self._end_owed:
             sync_points.at_sync_point(SyncPoint.EPOCH_END)
 
 
@@ -285,6 +310,7 @@ class _Epoch:
         is_training_loader: Whether the last step used any of its batches.
         exhausted: Whether it has yielded all batches.
         truncated: Whether it is to yield no more.
+        thread: The thread that iterates; ``None``: not the one that has begun.
     """
 
     iterator: weakref.ref[Any]
@@ -296,6 +322,7 @@ class _Epoch:
     is_training_loader: bool = False
     exhausted: bool = False
     truncated: bool = False
+    thread: int | None = field(default_factory=threading.get_ident)
 
     def given(self) -> int:
         """Batches that it has yielded so far."""
@@ -339,20 +366,20 @@ def _listening() -> list[Epochs]:
 def _sync_for_eval() -> None:
     """Synchronize replicas where another loader's epoch begins."""
 
-    def open_ones() -> list[SyncPoints]:
-        all_points = (epochs.sync_points for epochs in _listening())
-        return [
-            sync_points
-            for sync_points in all_points
-            if sync_points is not None and not sync_points.replicas_in_sync
-        ]
+    def own() -> list[Epochs]:
+        return [epochs for epochs in _listening() if not epochs.elsewhere]
 
-    if open_ones() or any(epochs.has_open for epochs in _listening()):
+    def open_ones() -> list[SyncPoints]:
+        points = [epochs.sync_points for epochs in own()]
+        return [each for each in points if each is not None and not each.replicas_in_sync]
+
+    counting = [each for each in own() if isinstance(each.sync_points, AlwaysInSync)]
+    if open_ones() or any(each.has_open for each in own() if each not in counting):
         # Some ranks may have collected dropped optimizers and iterators, others not yet.
         gc.collect()
     for sync_points in open_ones():
         sync_points.at_sync_point(SyncPoint.EVALUATION)
-    for epochs in _listening():
+    for epochs in own():
         if epochs.sync_points is not None and epochs.sync_points.replicas_in_sync:
             epochs.on_in_sync()
 

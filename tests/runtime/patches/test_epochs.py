@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import queue
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
+from hvd_autosync.runtime.patches.epochs import AlwaysInSync, Epochs, SyncPoint
 from hvd_autosync.util import patches
 
 
@@ -182,3 +185,65 @@ def test_an_epoch_left_early_ends_where_persistent_workers_begin_another() -> No
     points.replicas_in_sync = False
     iter(loader)
     assert points.seen == [SyncPoint.EVALUATION, SyncPoint.EPOCH_END]
+
+
+@pytest.mark.parametrize("begun", ["here", "there"])
+def test_a_loader_that_another_thread_iterates_ends_no_epoch(begun: str) -> None:
+    """There a collective would meet one of the steps; so its end is unknown."""
+    points = Noted()
+    epochs = Epochs(points)
+    for _ in range(2):
+        batches: queue.Queue[Any] = queue.Queue(maxsize=1)
+        iterator = iter(loader_of(6)) if begun == "here" else None
+
+        def produce(iterator: Any = iterator, batches: queue.Queue[Any] = batches) -> None:
+            for batch in iter(loader_of(6)) if iterator is None else iterator:
+                batches.put(batch)
+            batches.put(None)
+
+        producer = threading.Thread(target=produce)
+        producer.start()
+        while batches.get() is not None:
+            epochs.stepped()
+            assert not epochs.seen and not epochs.at_end
+        producer.join()
+    del iterator
+    epochs.stepped()
+    assert not points.seen
+    for _ in loader_of(3):
+        epochs.stepped()
+        assert epochs.seen, "that of this thread is known"
+    assert points.seen == [SyncPoint.EPOCH_END]
+
+
+def test_an_end_that_another_thread_sees_by_collection_waits_for_the_next_step() -> None:
+    points = Noted()
+    epochs = Epochs(points)
+    held = [iter(loader_of(3))]
+    next(held[0])
+    epochs.stepped()
+    collecting = threading.Thread(target=held.clear)
+    collecting.start()
+    collecting.join()
+    assert not points.seen
+    epochs.stepped()
+    assert points.seen == [SyncPoint.EPOCH_END]
+
+
+def test_where_replicas_never_differ_nothing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may begin an epoch of another loader in each step."""
+    collected: list[None] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(None))
+    counting = AlwaysInSync()
+    epochs = Epochs(counting)
+    for _ in loader_of(3):
+        epochs.stepped()
+        next(iter(loader_of(2)))
+    assert not collected
+    averaging = Points()
+    others = Epochs(averaging)
+    iterator = iter(loader_of(3))
+    next(iterator)
+    others.stepped()
+    next(iter(loader_of(2)))
+    assert collected
