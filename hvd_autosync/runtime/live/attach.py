@@ -58,9 +58,18 @@ class Attacher:
     def reinitializes(self) -> bool:
         """Return whether strategies may change Horovod's variables here; a collective.
 
+        What the script sets after it has imported Horovod is not known to the process that tunes.
         Ranks whose own values differ would ask for different ones. Once Horovod has read the cycle
         time, a further initialization would change the fusion threshold.
         """
+        own = [name for name, value in self.variables.items() if os.environ.get(name) != value]
+        of_ranks = map(json.loads, gather_texts(json.dumps(own), "live.changed"))
+        if changed := sorted({name for names in of_ranks for name in names}):
+            warn_on_rank_0(
+                f"the script sets {', '.join(changed)} after it has imported horovod.torch, so "
+                "live trials change none of Horovod's variables; set them before"
+            )
+            return False
         cycle = CYCLE_VARIABLE in variables_read()
         if any(agree_any([cycle], "live.cycle")):
             warn_on_rank_0(

@@ -506,14 +506,21 @@ def reading(*names):
 
 
 def case_ranks_with_values_of_their_own():
-    with having(**{CACHE: str(hvd.rank())}):
-        attacher = Attacher()
     said = io.StringIO()
-    with reading(CACHE), contextlib.redirect_stderr(said):
-        assert not attacher.reinitializes()
-    assert (CACHE in said.getvalue()) == (hvd.rank() == 0)
+    with having(**{CACHE: str(hvd.rank())}), reading(CACHE), contextlib.redirect_stderr(said):
+        assert not Attacher().reinitializes()
+    assert ("ranks have different values of " + CACHE in said.getvalue()) == (hvd.rank() == 0)
     with reading(CACHE):
         assert Attacher().reinitializes()
+
+
+def case_a_variable_that_one_rank_sets_after_the_import():
+    attacher, said = Attacher(), io.StringIO()
+    last = hvd.rank() == hvd.size() - 1
+    with having(**({CACHE: "100"} if last else {})), contextlib.redirect_stderr(said):
+        assert not attacher.reinitializes()
+    assert (f"the script sets {CACHE} after" in said.getvalue()) == (hvd.rank() == 0)
+    assert attacher.reinitializes()
 
 
 def case_a_cycle_time_that_horovod_has_read():
