@@ -80,7 +80,7 @@ def train_live(
             )
         if ended.status == 0 or ended.stopped or ended.refusal or job.elastic:
             return ended
-        failed = _failed_in_trial(job, options, before, begins)
+        failed = _failed_in_trial(job, options, before, begins, ended.study)
         if failed is None:
             return ended
         strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
@@ -139,7 +139,7 @@ def _known_failures(job: Job, options: Options, begins: Strategy | None) -> Set[
 
 
 def _failed_in_trial(
-    job: Job, options: Options, before: Set[tuple[str, int]], begins: Strategy | None
+    job: Job, options: Options, before: Set[tuple[str, int]], begins: Strategy | None, study: str
 ) -> TrialRecord | None:
     """Return the trial in which a training under ``begins`` has just failed.
 
@@ -150,6 +150,8 @@ def _failed_in_trial(
         options: The options of its tuning.
         before: The trials in which earlier runs have failed.
         begins: As of :func:`hvd_autosync.engine.study_options.tuning_key`.
+        study: Id of the training's study; another run of the same job may have failed meanwhile.
+            Empty if it is not known: any.
     """
     from hvd_autosync.engine.live import failed_trials
 
@@ -158,7 +160,8 @@ def _failed_in_trial(
         while True:
             found = failed_trials(job, options, begins)
             for place in found.keys() - before:
-                return found[place]
+                if study in ("", place[0]):
+                    return found[place]
             if time.monotonic() > until:
                 return None
             time.sleep(0.2)

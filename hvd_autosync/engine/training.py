@@ -43,6 +43,7 @@ from hvd_autosync.util.variables import (
     REFUSAL_VARIABLE,
     RESUMED_NOTE,
     STOPPED_VARIABLE,
+    STUDY_NOTE,
 )
 
 #: Delay of a forwarded signal. A SIGTERM to the whole process group also reaches the launcher
@@ -133,6 +134,8 @@ class RunOutcome:
             is known on this host.
         resumed: Whether the script of a training that is tuned live has gone on from a checkpoint,
             as far as this is known on this host.
+        study: Id of the study that has tuned a training live, if it is known on this host; else
+            empty.
     """
 
     status: int
@@ -142,6 +145,7 @@ class RunOutcome:
     refusal: str = ""
     begun: bool = True
     resumed: bool = False
+    study: str = ""
 
 
 #: Called once after a fallback of the loss guard, with the step and the reason, in another thread
@@ -261,8 +265,16 @@ def run_live_training(
         if number and not status and not (folder / ENDED_NOTE).exists():
             status = 128 + number  # lost, as in run_training
         drift, resumed = _drift(str(folder)), (folder / RESUMED_NOTE).exists()
-    stop = bool(number)
-    return RunOutcome(status, drift, stopped=stop, refusal=reason, begun=begun, resumed=resumed)
+        study = read_note(folder / STUDY_NOTE)
+    return RunOutcome(
+        status,
+        drift,
+        stopped=bool(number),
+        refusal=reason,
+        begun=begun,
+        resumed=resumed,
+        study=study,
+    )
 
 
 def _drift(folder: str) -> str:

@@ -208,3 +208,18 @@ def test_a_space_file_that_is_gone_by_then_leaves_the_trainings_own_status(
     options = Options(mode="live", store=str(tmp_path / "traces.db"), space=str(space))
     assert live_train.train_live(JOB, options).status == 7
     assert str(space) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("study", "launches"), [("5", 2), ("6", 1), ("", 2)])
+def test_the_failure_of_another_run_at_the_same_time_is_not_that_of_this_one(
+    study: str, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its study is known where the ranks' notes are seen."""
+    asked = timestamp(datetime.now(timezone.utc))
+    failed = SimpleNamespace(study_id="5", strategy=Strategy({"buckets": 3}), asked_at=asked)
+    ends = [RunOutcome(1, study=study), RunOutcome(0)]
+    fail_in(monkeypatch, failed)
+    monkeypatch.setattr(live_train, "_RECORD_S", 0.0)
+    monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: ends.pop(0))
+    live_train.train_live(JOB, Options(mode="live"))
+    assert len(ends) == 2 - launches
