@@ -219,6 +219,8 @@ class FileJournal:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+            if not keep:  # network file systems keep files that are open, and so their folder
+                shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def journals_folder() -> Path:

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from hvd_autosync.launch.file_journal import this_host
@@ -31,14 +32,21 @@ class NotesFolder(tempfile.TemporaryDirectory[str]):
 
     def __init__(self) -> None:
         _remove_left(Path(tempfile.gettempdir()))
-        super().__init__(prefix=_PREFIX)
+        # A training that has ended well does not fail because a note is still being written.
+        super().__init__(prefix=_PREFIX, ignore_cleanup_errors=True)
+        self._unlock: Callable[[], object] = lambda: None
         lock = Path(self.name, _LOCK)
         with contextlib.suppress(OSError):  # a full disk: then nobody else removes it
             lock.write_text(this_host())
             if (descriptor := _locked(lock)) is None:
                 lock.unlink()
             else:
-                weakref.finalize(self, os.close, descriptor)
+                self._unlock = weakref.finalize(self, os.close, descriptor)
+
+    def cleanup(self) -> None:
+        """Remove the folder."""
+        self._unlock()  # first: network file systems keep files that are open
+        super().cleanup()
 
 
 def _remove_left(place: Path) -> None:
@@ -52,8 +60,8 @@ def _remove_left(place: Path) -> None:
             if (folder / _LOCK).read_text() != this_host():
                 continue
             if (descriptor := _locked(folder / _LOCK)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
                 os.close(descriptor)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _locked(file: Path) -> int | None:

@@ -48,6 +48,12 @@ def of_killed_driver() -> Path:
     return folder
 
 
+def open_in(folder: Path) -> list[Path]:
+    """The files of a folder that this process has open."""
+    held = [each.resolve() for each in Path("/proc/self/fd").iterdir() if each.exists()]
+    return [each for each in held if each.is_relative_to(folder)]
+
+
 def test_a_driver_removes_its_folder(tmp_path: Path) -> None:
     with NotesFolder() as name:
         assert Path(name).is_dir()
@@ -99,3 +105,25 @@ def test_without_locks_there_is_a_folder_all_the_same(monkeypatch: pytest.Monkey
     monkeypatch.setattr(notes_folder.fcntl, "flock", lock)
     with NotesFolder() as name:
         assert not list(Path(name).iterdir()), "nobody can tell when its driver has ended"
+
+
+def test_no_file_is_open_when_the_folder_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system would keep it, and so the folder."""
+    own = tempfile.TemporaryDirectory.cleanup
+    seen = []
+
+    def cleanup(self: NotesFolder) -> None:
+        seen.append(open_in(Path(self.name)))
+        own(self)
+
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", cleanup)
+    with NotesFolder() as name:
+        assert open_in(Path(name)) == [Path(name, notes_folder._LOCK)]
+    assert seen == [[]] and not Path(name).exists()
+
+
+def test_what_cannot_be_removed_ends_no_driver() -> None:
+    with NotesFolder() as name:
+        Path(name).rename(f"{name}.moved")
+        Path(name).touch()
+    assert Path(name).is_file()
