@@ -11,6 +11,7 @@ from hvd_autosync.engine.compatibility import why_again
 from hvd_autosync.engine.option_conflicts import not_elastic, not_live
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import excluded_for, load_restrictions, tuning_key
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.search_space import Strategy
@@ -23,7 +24,7 @@ from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.fallbacks import without_excluded
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
-from hvd_autosync.traces.location import has_secrets
+from hvd_autosync.traces.location import has_secrets, resolve_location
 
 #: It needs process sets from ``hvd.init()`` on. Horovod negotiates in each of them in every cycle,
 #: which delays all operations, also those of a training that ends up without it.
@@ -31,6 +32,10 @@ NOT_LIVE_EXCHANGE = "hierarchical"
 #: Choices that an elastic job cannot have, as its ranks change without notice: a part of the states
 #: is on each rank, steps are made later, or hosts need equally many ranks.
 _OF_OWNERS, _DEFERRED = "sharded", "priority"
+#: Of the address of a store.
+_SHOWS = (
+    "has a password, or a parameter that may be one, which the command lines of ranks would show"
+)
 _WHY_NOT_LIVE: dict[Value, str] = {
     NOT_LIVE_EXCHANGE: "needs process sets from the start",
     _OF_OWNERS: "would lose states with a rank",
@@ -109,12 +114,19 @@ def check_what_is_read(job: Job, options: Options, *, create: bool = True) -> No
         create: Whether to create a store that does not exist.
 
     Raises:
-        ConfigurationError: The space file is invalid, or the job is elastic and cannot be tuned.
+        ConfigurationError: The space file is invalid, the store's address has a password, or the
+            job is elastic and cannot be tuned.
         StoreError: The store, which is used from this host, cannot be.
     """
     restrictions = load_restrictions(options.space, options.allow)
     if job.elastic and (reason := why_not_live(job, options, restrictions)):
         raise not_elastic(reason)
+    if has_secrets(options.store):
+        raise ConfigurationError(
+            f"a job cannot be tuned live with the store {resolve_location(options.store).address}: "
+            f"its address {_SHOWS}",
+            hint="Keep the password elsewhere (~/.pgpass), or use --autosync-mode launched.",
+        )
     if job.hosts[0] not in remote_hosts(job):
         TraceStore(options.store, create=create, or_empty=True).close()
 
@@ -137,10 +149,7 @@ def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> st
         if job.hosts[0] in remote_hosts(job):
             return f"rank 0 and the process that tunes run on {job.hosts[0].name}, not on this host"
     if has_secrets(options.store):
-        return (
-            "the address of the store has a password, or a parameter that may be one, which the "
-            "command lines of ranks would show"
-        )
+        return f"the address of the store {_SHOWS}"
     at_start = launch_knobs(reinitializes=not job.elastic)
     if knobs := at_start & set(restrictions.get("knobs", ())):
         return f"Horovod reads {', '.join(sorted(knobs))} of the space file at its start"

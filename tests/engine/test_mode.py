@@ -116,10 +116,13 @@ def test_what_an_elastic_job_cannot_have_is_refused(
         check_what_is_read(ELASTIC, asked)
 
 
-def test_an_elastic_job_does_not_show_the_password_of_its_store(options: Options) -> None:
+@pytest.mark.parametrize("job", [JOB, ELASTIC], ids=["fixed", "elastic"])
+def test_a_job_that_is_tuned_live_does_not_show_the_password_of_its_store(
+    job: Job, options: Options
+) -> None:
     asked = replace(options, mode="live", store="postgresql://me:secret@database/traces")
     with pytest.raises(ConfigurationError, match="has a password") as refused:
-        check_what_is_read(ELASTIC, asked)
+        check_what_is_read(job, asked)
     assert "secret" not in str(refused.value)
 
 
