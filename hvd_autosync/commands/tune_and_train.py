@@ -55,7 +55,8 @@ def tune_and_train(job: Job, options: Options, train: Train | None = None) -> in
     trains = not options.tune_only
     command = shell_line(redact(job.command))
     ctrl_c = "ends tuning and starts the training, twice stops" if trains else "stops"
-    if options.reuse != "only" and not is_tuned(job, options):
+    tuned = options.reuse == "only" or is_tuned(job, options)
+    if not tuned:
         ranks = amount(job.world_size, "rank")
         print_line(f"tuning {command} on {ranks}; Ctrl-C {ctrl_c}")
     presses = _Presses()
@@ -67,7 +68,7 @@ def tune_and_train(job: Job, options: Options, train: Train | None = None) -> in
             raise
         return _run_untuned(job, error)
     except KeyboardInterrupt as end:
-        if not trains or presses.count > 1:
+        if tuned or not trains or presses.count > 1:
             raise
         return _run_so_far(job, options, getattr(end, "study", None))
     return _run_winner(job, options, record, train or train_fixed)

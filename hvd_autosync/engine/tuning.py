@@ -237,6 +237,8 @@ def tune(
             store.stop_waiting()  # whoever has ended it waits for what follows
         let_go(store, study.study_id)
         if type(end) in (KeyboardInterrupt, _Ended):  # not StopRequested of the widget
+            if study.conclusion is not None:  # it came when all was done
+                return without_excluded(study.record, excluded)
             raise TuningInterrupted(study) from None
         raise
 

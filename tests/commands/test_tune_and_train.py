@@ -46,3 +46,20 @@ def test_ctrl_c_starts_the_training_where_the_store_cannot_be_read(
     said = capsys.readouterr().err
     assert "its trials cannot be read: the server does not answer" in said
     assert "the training runs unchanged" in said
+
+
+def test_ctrl_c_while_an_earlier_result_is_read_starts_no_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def run(*_: object, **__: object) -> None:
+        pytest.fail("it trains")
+
+    monkeypatch.setattr(module, "_tuned", interrupted)
+    monkeypatch.setattr(training, "run_training", run)
+    with pytest.raises(KeyboardInterrupt):
+        tune_and_train(
+            Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),)), Options(reuse="only")
+        )

@@ -551,6 +551,23 @@ def test_where_steps_are_long_trials_have_fewer(
     assert forecast.high_s == pytest.approx((19 + 48) * forecast.trial_s)
 
 
+def test_ctrl_c_after_the_conclusion_keeps_the_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while fork servers end, or under the result of another job of the same task."""
+    winner = Strategy({"buckets": 4})
+
+    def run(_: object, study: AskTellStudy) -> None:
+        study.describe(SearchSpace((catalogue_knob("buckets"),)))
+        study.finish(Conclusion(winner, "it won", "", 0.1, ()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning._Tuning, "run", run)
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"))
+    assert tune(job, options, MagicMock(), runner=MagicMock()).winner == winner
+
+
 def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:
     job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
     options = Options(store=str(tmp_path / "traces.db"))
