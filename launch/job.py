@@ -23,6 +23,9 @@ from hvd_autosync.util.amounts import amount
 _SCRIPTS = (".py", ".sh")
 #: Fewer than a billion.
 _SLOTS = re.compile("0*[1-9][0-9]{0,8}")
+#: Of a host, as Horovod takes it (``parse_host_files`` of ``horovod/runner/common/util/hosts.py``),
+#: in labels that a resolver takes.
+_NAME = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 _LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
@@ -172,7 +175,7 @@ def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Hos
     left, empty = num_proc, 0
     for entry in hosts.split(","):
         name, _, count = entry.strip().rpartition(":")
-        if not name or not _SLOTS.fullmatch(count):
+        if not _NAME.fullmatch(name) or not _SLOTS.fullmatch(count):
             raise ConfigurationError(
                 f"host {entry.strip()!r} in {hosts!r} is not of the form name:slots",
                 hint="Write, for example, -H node1:4,node2:4.",

@@ -68,7 +68,13 @@ def test_empty_slots_are_refused_where_horovod_would_fill_them() -> None:
         assign_hosts("a:2,b:3", 3, exact=True)
 
 
-@pytest.mark.parametrize("hosts", ["a", "a:x", "a:0", "a:²", "a:" + "9" * 5000, ":2", "a:1,,b:1"])
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        *("a", "a:x", "a:0", "a:²", "a:" + "9" * 5000, ":2", "a:1,,b:1", "::1:1"),
+        *("a..b:1", ".a:1", "a b:1", "a;b:1", "a" * 64 + ":1"),
+    ],
+)
 def test_unreadable_hosts_are_named(hosts: str) -> None:
     with pytest.raises(ConfigurationError, match="name:slots"):
         assign_hosts(hosts, 1)
