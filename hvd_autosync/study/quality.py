@@ -125,10 +125,10 @@ class QualityCheck:
 
     def _next_of_pairs(self, candidate: Strategy) -> tuple[Strategy, int] | None:
         """Return strategy and seed of the next trial of a candidate's pairs; ``None``: no more."""
-        if len(self._crashed) > _FORGIVEN + _FORGIVEN_LATER:
+        if len(self._left_out) > _FORGIVEN + _FORGIVEN_LATER:
             return None
         begun = {(trial.strategy, trial.seed) for trial in self._trials}
-        seeds = [seed for seed in SEEDS if seed not in self._crashed][:MOST_PAIRS]
+        seeds = [seed for seed in SEEDS if seed not in self._left_out][:MOST_PAIRS]
         pairs = ((strategy, seed) for seed in seeds for strategy in (self._default, candidate))
         return next((pair for pair in pairs if pair not in begun), None)
 
@@ -159,6 +159,15 @@ class QualityCheck:
     def _crashed(self) -> set[int]:
         """Seeds of the default's trials that have failed."""
         return {trial.seed for trial in self._of(self._default) if trial.crashed}
+
+    @cached_property
+    def _left_out(self) -> set[int]:
+        """Seeds on which the default's own training has failed or diverged: they show nothing."""
+        ended = (trial for trial in self._of(self._default) if not trial.running)
+        return {trial.seed for trial in ended if failed(trial)}
+
+    def _compared(self, candidate: Strategy) -> list[QualityTrial]:
+        return [trial for trial in self._of(candidate) if trial.seed not in self._left_out]
 
     @cached_property
     def _first(self) -> list[QualityTrial]:
@@ -204,7 +213,8 @@ class QualityCheck:
         trials = self._of(candidate)
         if self._spent or not trials or len(self._first) < FIRST_SEEDS:
             return bool(trials) and not self._spent
-        if any(failed(trial) or trial.unseen for trial in trials) or self._ended_early(candidate):
+        compared = self._compared(candidate)
+        if any(failed(trial) or trial.unseen for trial in compared) or self._ended_early(candidate):
             return False
         pairs = self._pairs(candidate)
         if pairs and self._find(pairs).outcome is not None:
@@ -253,7 +263,7 @@ class QualityCheck:
         own = {trial.seed: trial for trial in self._of(candidate)}
         found = []
         for trial in sorted(self._of(self._default), key=lambda trial: trial.seed):
-            if not trial.running and failed(trial):
+            if trial.seed in self._left_out:
                 continue
             other = own.get(trial.seed)
             if other is None or trial.running or other.running:
@@ -293,10 +303,11 @@ class QualityCheck:
             why = self._obstacle or self._spent
             return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, nothing, why)
         allowed = self._tolerance * statistics.fmean(fall.mean for fall in self._falls)
-        if any(failed(trial) and not trial.crashed for trial in trials):
+        compared = self._compared(candidate)
+        if any(failed(trial) and not trial.crashed for trial in compared):
             reason = "its loss is NaN or infinite, or cannot be seen"
             return Verdict(candidate, Outcome.WORSE, nothing, nothing, allowed, reason)
-        if any(trial.crashed for trial in trials):
+        if any(trial.crashed for trial in compared):
             reason = "its training failed"
             return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, allowed, reason)
         if early := self._ended_early(candidate):

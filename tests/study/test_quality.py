@@ -407,7 +407,24 @@ def test_later_seeds_of_the_default_may_fail() -> None:
 
     judging = Judging(train)
     assert judging.only.outcome in (Outcome.ADMITTED, Outcome.NOT_SHOWN)
-    assert len(judging.asked) <= 2 * MOST_PAIRS
+    assert (FAST, 5) not in judging.asked, "it would have no pair"
+    assert len(judging.asked) <= 2 * MOST_PAIRS + 1
+
+
+@pytest.mark.parametrize("own", ["diverges", "learns"])
+def test_a_seed_on_which_the_default_itself_diverges_is_made_up_for(own: str) -> None:
+    """It says nothing about a candidate, and all looks can be had without it."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        if seed == 6 and (strategy == DEFAULT or own == "diverges"):
+            return (math.nan,) * STEPS
+        # Undecided up to the last look: half of the seeds are worse.
+        end = 1.0 + 0.005 * (1 + (-1) ** seed) * (strategy == FAST)
+        return noisy(end, seed, own=4 * (strategy == FAST))
+
+    judging = Judging(train)
+    assert (DEFAULT, 6) in judging.asked and (FAST, 6) not in judging.asked
+    assert judging.only.pairs == MOST_PAIRS and "NaN" not in judging.only.reason
 
 
 def test_nothing_lossy_nothing_to_judge() -> None:
