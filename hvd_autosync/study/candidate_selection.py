@@ -13,7 +13,7 @@ from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.study.confirm import LAUNCHES_DIFFER
-from hvd_autosync.study.noninferiority import MOST_JUDGED
+from hvd_autosync.study.noninferiority import MOST_JUDGED, Outcome
 from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import TrialRecord, default_result
 
@@ -50,11 +50,14 @@ def quality_constraint(
     """
     from hvd_autosync.learner.quality_constraint import QualityConstraint
 
+    # A training that failed or ended by itself says nothing about other strategies.
+    shown = [v for v in verdicts if v.outcome is Outcome.WORSE or math.isfinite(v.loss)]
+    nothing = [v.strategy for v in verdicts if v not in shown]
     return QualityConstraint(
         space,
-        [verdict.strategy for verdict in verdicts],
-        [verdict.violation for verdict in verdicts],
-        refused=excluded,
+        [verdict.strategy for verdict in shown],
+        [verdict.violation for verdict in shown],
+        refused=[*excluded, *nothing],
         closed=closed,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.search_space.knobs import Condition, categorical_knob, float_knob
 from hvd_autosync.study.candidate_selection import CandidateSelection, quality_constraint
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.verdict import Verdict
 
 SPACE = SearchSpace(
     (
@@ -68,3 +71,12 @@ def test_a_tenth_more_steps_are_asked_for_than_fit_into_the_time(
     speedup: float, steps: int
 ) -> None:
     assert Timed({HARSH: speedup}).steps_in_time(HARSH, 100) == pytest.approx(steps, abs=1)
+
+
+def test_a_training_that_failed_says_nothing_about_other_strategies() -> None:
+    nothing = Verdict(HARSH, Outcome.NOT_SHOWN, math.nan, math.nan, 0.1, "its training failed")
+    before = quality_constraint(SPACE, []).feasibility_probabilities([HARSH, MIDDLING])
+    after = quality_constraint(SPACE, [nothing]).feasibility_probabilities([HARSH, MIDDLING])
+    assert after[0] == 0.0 and after[1] == before[1]
+    worse = replace(nothing, outcome=Outcome.WORSE)
+    assert quality_constraint(SPACE, [worse]).feasibility_probabilities([MIDDLING]) < before[1]
