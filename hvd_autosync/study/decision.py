@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.search_space import Strategy, TrialStatus
+from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, pruned, quality_constraint
 from hvd_autosync.study.confirm import Confirmation, Measurement
@@ -33,6 +34,8 @@ from hvd_autosync.util.amounts import amount
 
 #: Exploring stops if the next trial is expected to save less than this share of a step.
 SMALL_GAIN = 0.01
+#: Kinds of trials that no learner asks for.
+_OWN_KINDS = ("default", "quality", "confirm")
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,7 @@ class Decision:
         )
         if suggestion is None:
             return None, "every strategy of the space was tried"
+        _check_suggestion(suggestion, self._space)
         info = {**suggestion.info, RELATED: [[s.study_id, s.similarity] for s in problem.sources]}
         if suggestion.kind != "model":
             return replace(suggestion, info=info), ""
@@ -330,6 +334,21 @@ class Decision:
             first = default.step_time if default else None
             default_s = first.mean_s if first else math.nan
         return Conclusion(winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts))
+
+
+def _check_suggestion(suggestion: Suggestion, space: SearchSpace) -> None:
+    """Check what a learner suggests before it is stored, where it would stay.
+
+    Raises:
+        SpaceError: The strategy does not lie in the space.
+        ConfigurationError: The kind is one of the study's own.
+    """
+    space.complete(suggestion.strategy)
+    if suggestion.kind in _OWN_KINDS:
+        raise ConfigurationError(
+            f"the learner has suggested a trial of kind {suggestion.kind!r}, which is the study's",
+            hint="Give its suggestions another kind.",
+        )
 
 
 def _confirmation_plan(trial: TrialRecord) -> tuple[str, list[Strategy], list[Strategy]]:

@@ -24,6 +24,7 @@ import pytest
 from hvd_autosync.engine.replay import verify
 from hvd_autosync.errors import ConfigurationError, NotOwnerError, StudyError, TraceFormatError
 from hvd_autosync.learner import BayesianLearner
+from hvd_autosync.learner.base import Suggestion
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
     RankReport,
@@ -356,6 +357,28 @@ def test_a_trial_that_was_cut_short_without_a_step_time_has_not_failed(tmp_path:
 
     Decision(one.problem, one.settings, Recording(), trials).next()
     assert given == [trials[-1].strategy]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "named"), [({"bukets": 2}, "mine", "bukets"), ({}, "confirm", "'confirm'")]
+)
+def test_what_no_learner_may_suggest_is_not_stored(
+    values: dict[str, Any], kind: str, named: str, tmp_path: Path
+) -> None:
+    """It would stay in the study, which could not go on."""
+
+    class Wrong:
+        def suggest(self, *_: object, **__: object) -> Suggestion:
+            return Suggestion(Strategy(values), kind)
+
+    store = str(tmp_path / "traces.db")
+    one = AskTellStudy.create(SPACE, store=store, learner=Wrong())
+    first = one.ask()
+    assert first is not None
+    one.tell(first, SimulatedJob().result(first))
+    with pytest.raises(ConfigurationError, match=named):
+        one.ask()
+    assert len(one.history) == 1
 
 
 def test_quality_trials_grow_also_where_the_study_is_read_back(tmp_path: Path) -> None:
