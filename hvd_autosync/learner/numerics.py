@@ -42,7 +42,7 @@ def isolated(seed: int = 0) -> Iterator[None]:
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float32)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds other devices, too
         try:
             yield
         finally:

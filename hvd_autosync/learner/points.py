@@ -72,8 +72,13 @@ def sobol_points(space: SearchSpace, count: int, seed: int) -> FloatArray:
     import torch  # takes seconds, and most commands draw no points
     from torch.quasirandom import SobolEngine
 
-    engine = SobolEngine(space.dimension, scramble=True, seed=seed)
-    return spread(space, engine.draw(count, dtype=torch.float64).numpy())
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # that of the engine's first point
+    try:
+        engine = SobolEngine(space.dimension, scramble=True, seed=seed)
+        return spread(space, engine.draw(count, dtype=torch.float64).numpy())
+    finally:
+        torch.set_default_dtype(before)
 
 
 def every_point(space: SearchSpace) -> FloatArray | None:

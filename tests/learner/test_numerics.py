@@ -20,6 +20,14 @@ def test_threads_and_random_numbers_are_restored_even_after_an_error() -> None:
         torch.set_num_threads(threads)
 
 
+def test_no_other_device_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its generators are not restored."""
+    monkeypatch.setattr(torch, "manual_seed", None)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", None)
+    with isolated(7):
+        assert torch.initial_seed() == 7
+
+
 def test_random_numbers_within_follow_from_the_seed() -> None:
     drawn = []
     for seed in (1, 1, 2):

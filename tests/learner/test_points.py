@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.learner.points import (
@@ -97,6 +98,16 @@ def test_sobol_points_follow_from_the_seed(mixed_space: SearchSpace) -> None:
     first = sobol_points(mixed_space, 16, seed=3)
     assert np.array_equal(first, sobol_points(mixed_space, 32, seed=3)[:16])
     assert not np.array_equal(first, sobol_points(mixed_space, 16, seed=4))
+
+
+def test_sobol_points_do_not_follow_from_the_default_type(mixed_space: SearchSpace) -> None:
+    first = sobol_points(mixed_space, 16, seed=3)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert np.array_equal(first, sobol_points(mixed_space, 16, seed=3))
+        assert torch.get_default_dtype() is torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_distinct_keeps_the_order(tiny_space: SearchSpace) -> None:
