@@ -77,14 +77,14 @@ PRIVATE_NAMES = (
     ),
     PrivateNames(
         "torch.Tensor",
-        "_version",
+        "_version _is_view",
         (
             "runtime/exchange/changed_gradients.py",
             "runtime/exchange/deferred_update.py",
             "runtime/exchange/own_gradients.py",
             "runtime/sync/shards.py",
         ),
-        "whether a tensor was changed in place",
+        "whether a tensor was changed in place, and whether another one counts with it",
     ),
     PrivateNames(
         "torch.UntypedStorage",
@@ -152,6 +152,12 @@ PRIVATE_NAMES = (
         "_NormBase",
         ("runtime/state/normalization.py",),
         "the class of all layers with running statistics",
+    ),
+    PrivateNames(
+        "torch.optim.Adam",
+        "_step_supports_amp_scaling",
+        ("runtime/sync/synchronizer.py",),
+        "whether a gradient scaler leaves it to a fused optimizer to unscale and to skip",
     ),
     PrivateNames(
         "torch.optim.Optimizer",
