@@ -279,8 +279,6 @@ class Synchronizer:
         optimizer = self._owner
         if plan.lossy:
             watch_scalers()
-            # A scaler leaves it to fused optimizers to unscale and to skip, which others then step.
-            optimizer._step_supports_amp_scaling = False
         # Several optimizers may have first parameters of the same name.
         number = next(_numbers())
         name = f"{number}.{self._name}"

@@ -16,7 +16,6 @@ from common import (
     assert_close,
     assert_identical,
     assert_same_on_all_ranks,
-    device_type,
     guard_of,
     mlp,
     phases_of,
@@ -113,29 +112,6 @@ def case_ssp_of_no_staleness_is_bsp():
                 assert phases_of(optimizer).running
                 assert set(phases_of(optimizer).staleness) == {0}
         assert_close(*found, rtol=1e-5, atol=1e-6)
-
-
-def case_a_gradient_scaler_of_a_fused_optimizer():
-    """It leaves the loss scale in gradients, which others would step."""
-    found = []
-    for protocol in (Protocol("ssp", 0), None):
-        model, optimizer = phases(
-            protocol,
-            lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, fused=True),
-            plan=ExchangePlan(buckets=2),
-        )
-        scaler = torch.amp.GradScaler(device_type(), init_scale=64.0, growth_interval=10**6)
-        for length in (5, 9):
-            for number in loader(length):
-                optimizer.zero_grad()
-                scaler.scale(model(batch(int(number))).pow(2).mean()).backward()
-                optimizer.synchronize()
-                with optimizer.skip_synchronize():
-                    scaler.step(optimizer)
-                scaler.update()
-        found.append(list(model.parameters()))
-        assert protocol is None or phases_of(optimizer).running
-    assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
 def case_a_closure_may_compute_the_gradients():
