@@ -14,6 +14,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -205,12 +206,12 @@ class Synchronizer:
 
     def end_skipped(self) -> None:
         """Count a step that this rank has skipped, perhaps alone; all that count steps do, too."""
-        if current.losses is not None:
-            current.losses.skipped()
-        self.end_step()
-        for watcher in (current.run, current.live, current.watch, current.run_summary):
-            if watcher is not None:
-                watcher.optimizer_stepped(self._owner)
+        watchers = (current.run, current.live, current.watch, current.run_summary)
+        with nullcontext() if current.losses is None else current.losses.skipping():
+            self.end_step()
+            for watcher in watchers:
+                if watcher is not None:
+                    watcher.optimizer_stepped(self._owner)
 
     def make_exact(self, *, together: bool) -> None:
         """Exchange gradients uncompressed in every step, whatever the plan is.
