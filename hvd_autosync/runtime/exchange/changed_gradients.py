@@ -48,7 +48,7 @@ class ChangedGradients:
     def note(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """The gradient of ``parameter`` is complete."""
         bits = _sum_of_bits(gradient) if self.with_bits and not gradient.is_sparse else None
-        alone = bits is None or not gradient._is_view()
+        alone = gradient.is_sparse or not gradient._is_view()
         self._noted[parameter] = (gradient, gradient._version if alone else None, bits)
 
     def in_flight(self, parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -371,9 +371,12 @@ def case_gradients_that_are_views_of_one_buffer_are_not_changed_by_each_other():
         for each, part in zip(script.parameters, parts, strict=True):
             each.grad = part.view_as(each)
 
-    script = Script(OURS, PLANS["buckets"])
-    put_into_one_buffer(script)
-    script.optimizer.zero_grad = lambda: script.model.zero_grad(set_to_none=False)
-    script.run(lambda _: None, "before the step")
-    assert all(each.grad._is_view() for each in script.parameters)
-    assert not exchange_of(script.optimizer).dispatcher.hold
+    for label in ("buckets", "as Horovod"):  # as with the flag, and in live tuning
+        script = Script(OURS, PLANS[label])
+        put_into_one_buffer(script)
+        script.optimizer.zero_grad = functools.partial(script.model.zero_grad, set_to_none=False)
+        script.run(lambda _: None, "before the step")
+        switch(script.optimizer, SyncPlan(PLANS["buckets"], CLASSES))
+        script.run(lambda _: None, "before the step")
+        assert all(each.grad._is_view() for each in script.parameters)
+        assert not exchange_of(script.optimizer).dispatcher.hold, label
