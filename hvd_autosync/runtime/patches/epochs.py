@@ -80,7 +80,6 @@ class Epochs:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         #: The thread that makes steps; ``None`` before the first.
         self._thread: int | None = None
-        self._end_owed = False  # another thread has collected an iterator
         self.samples = 0
         self.error: Exception | None = None
         _listen()
@@ -148,11 +147,11 @@ class Epochs:
             HorovodInternalError: Another rank has failed.
         """
         self._thread = threading.get_ident()
-        self.check()
+        if self.error is not None:
+            raise self.error
         per_step = 0
         latest: list[_Epoch] = []
-        own = self._epochs.items()
-        self._epochs = {key: each for key, each in own if each.thread == self._thread}
+        self._epochs = {k: e for k, e in self._epochs.items() if e.thread == self._thread}
         for each in self._epochs.values():
             new = each.given() - each.used
             each.is_training_loader = new > 0
@@ -175,14 +174,14 @@ class Epochs:
             each.state = _State.TRAINING
 
     def check(self) -> None:
-        """Raise what failed at the end of an epoch.
+        """Notice iterators that another thread has collected; raise what failed at an epoch's end.
 
         Raises:
             ConfigurationError: As of :meth:`stepped`.
             HorovodInternalError: As of :meth:`stepped`.
         """
-        if self._end_owed:
-            self._end()
+        for key in [key for key, each in self._epochs.items() if each.iterator() is None]:
+            self.on_iterator_gone(key)
         if self.error is not None:
             raise self.error
 
@@ -254,6 +253,8 @@ class Epochs:
 
     def on_iterator_gone(self, key: int) -> None:
         """An iterator was collected, perhaps long after its epoch, and on this rank alone."""
+        if self.elsewhere:
+            return  # it is noticed where the next epoch begins
         own = self._epochs.pop(key, None)
         if own is not None and own.state in (_State.TRAINING, _State.PAUSED):
             self._end()
@@ -275,9 +276,8 @@ class Epochs:
         return epoch.thread is None
 
     def _end(self) -> None:
-        self._end_owed = self.elsewhere
         sync_points = self.sync_points
-        if sync_points is not None and not self._end_owed:
+        if sync_points is not None:
             sync_points.at_sync_point(SyncPoint.EPOCH_END)
 
 
