@@ -12,9 +12,10 @@ from hvd_autosync.errors import StoreError
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import default_text, judged_by, seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study.resumed import at_one_speed
+from hvd_autosync.study.resumed import at_one_speed, has_rested
 from hvd_autosync.study.study import AskTellStudy
-from hvd_autosync.traces import StudyStatus
+from hvd_autosync.study.values import Trial
+from hvd_autosync.traces import StudyStatus, default_result
 from hvd_autosync.traces.opening import open_trace
 from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable
@@ -64,6 +65,8 @@ class Study(AskTellStudy):
     """
 
     _training: Training | None = None
+    #: Whether it goes on with trials of an earlier process, perhaps of another day.
+    _loaded = False
 
     @property
     def training(self) -> Training | None:
@@ -98,7 +101,20 @@ class Study(AskTellStudy):
                 f"{source!r:.200} names no study", hint='Give an id, "last" or the path of a trace.'
             )
         extensions.load()  # whose knobs it may have
-        return cls(*open_trace(os.fspath(source), store))
+        study = cls(*open_trace(os.fspath(source), store))
+        study._loaded = True
+        return study
+
+    def ask(self) -> Trial | None:
+        """Return the next trial, as of :meth:`AskTellStudy.ask`.
+
+        A loaded study that has rested measures its default again first.
+        """
+        loaded, self._loaded = self._loaded, False
+        goes_on = loaded and self.record.status is StudyStatus.RUNNING
+        if goes_on and default_result(self.history) is not None and has_rested(self.history):
+            return self.ask_default()
+        return super().ask()
 
     def __str__(self) -> str:
         running = self.record.status is StudyStatus.RUNNING

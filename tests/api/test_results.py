@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync.api import results
 from hvd_autosync.api.results import Study
 from hvd_autosync.errors import StudyError
 from hvd_autosync.search_space import SearchSpace, Strategy, catalogue_knob
@@ -105,3 +106,22 @@ def test_a_knob_of_the_catalogue_may_have_a_wider_range(tmp_path: Path) -> None:
     won = Comparison(many, 1.2, 1.1, 1.3, 3)
     made.finish(Conclusion(many, "it was faster", "all trials were used", 0.1, (won,)))
     assert made.best.strategy == many and "1.20x" in str(made.best)
+
+
+@pytest.mark.parametrize("rested", [True, False])
+def test_a_loaded_study_that_has_rested_measures_its_default_again(
+    rested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "has_rested", lambda trials: rested)
+    store = str(tmp_path / "t.db")
+    first = Study.create(SPACE, store=store)
+    assert Study.load(first.study_id, store).ask() is not None, "its first trial"
+    study = Study.create(SPACE, store=store)
+    for loaded in (False, True):
+        if loaded:
+            study = Study.load(study.study_id, store)
+        trial = study.ask()
+        assert trial is not None and (trial.kind == "default") is (rested or not loaded)
+        study.tell(trial, [0.1] * 20)
+    trial = study.ask()
+    assert trial is not None and trial.kind != "default"
