@@ -23,7 +23,7 @@ from hvd_autosync.util.amounts import amount
 _SCRIPTS = (".py", ".sh")
 #: Fewer than a billion.
 _SLOTS = re.compile("0*[1-9][0-9]{0,8}")
-#: Of a host, as Horovod takes it (``parse_host_files`` of ``horovod/runner/common/util/hosts.py``),
+#: Of a host, as Horovod takes it (``horovod/runner/common/util/hosts.py``),
 #: in labels that a resolver takes.
 _NAME = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 _LOCAL_NAMES = ("localhost", "127.0.0.1")

@@ -35,9 +35,9 @@ def tune_live(job: Job, options: Options, listener: Listener) -> tuple[StudyReco
         KeyboardInterrupt: An interrupt before the study began, which has ended the training.
     """
     options = replace(options, mode="live")
-    check_what_is_read(job, options)
     known = judged = known_study(job, options)
     if judged is None:
+        check_what_is_read(job, options)
         _check(job, options)
     elif options.allow and not why_kept(judged):
         known = live_study(job, options, judged) or judged

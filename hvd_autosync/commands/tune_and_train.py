@@ -71,6 +71,8 @@ def tune_and_train(job: Job, options: Options, train: Train | None = None) -> in
         if tuned or not trains or presses.count > 1:
             raise
         return _run_so_far(job, options, getattr(end, "study", None))
+    if trains and presses.count > 1:  # the second one came as the tuning ended
+        raise KeyboardInterrupt
     return _run_winner(job, options, record, train or train_fixed)
 
 

@@ -47,8 +47,8 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
         console: The console; standard output by default.
 
     Raises:
-        ConfigurationError: The space file cannot be used, an elastic job cannot be tuned, or
-            ``reuse`` is ``only`` and there is nothing to reuse.
+        ConfigurationError: The space file cannot be used, an elastic job or one that is to be
+            tuned live cannot be, or ``reuse`` is ``only`` and there is nothing to reuse.
         StoreError: The store cannot be read, or not be created.
     """
     console = console or PrintableConsole()
@@ -59,7 +59,7 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
 def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     """Yield the parts of what :func:`print_plan` prints."""
     from hvd_autosync.engine.compatibility import nothing_to_reuse
-    from hvd_autosync.engine.mode import last_study
+    from hvd_autosync.engine.mode import check_what_is_read, last_study
     from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 
     restrictions = load_restrictions(options.space, options.allow)
@@ -75,6 +75,8 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
         reused = None if again else known
     if reused is None and options.reuse == "only" and _is_refused(job, options):
         raise nothing_to_reuse(again)
+    if reused is None and options.mode == "live":
+        check_what_is_read(job, options, create=False)
     if known is not None and known.space is not None:
         yield space_table(known.space, f"The search space of this job (study {known.study_id})")
     else:

@@ -154,12 +154,6 @@ PRIVATE_NAMES = (
         "the class of all layers with running statistics",
     ),
     PrivateNames(
-        "torch.optim.Adam",
-        "_step_supports_amp_scaling",
-        ("runtime/sync/synchronizer.py",),
-        "whether a gradient scaler leaves it to a fused optimizer to unscale and to skip",
-    ),
-    PrivateNames(
         "torch.optim.Optimizer",
         "_optimizer_step_post_hooks _optimizer_step_pre_hooks",
         ("runtime/state/group_swap.py",),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import pytest
 
 from hvd_autosync.commands import tune_and_train as module
 from hvd_autosync.commands.tune_and_train import tune_and_train
-from hvd_autosync.engine import training
+from hvd_autosync.engine import mode, training
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.tuning import TuningInterrupted
 from hvd_autosync.errors import StoreError
@@ -63,3 +65,20 @@ def test_ctrl_c_while_an_earlier_result_is_read_starts_no_training(
         tune_and_train(
             Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),)), Options(reuse="only")
         )
+
+
+def test_ctrl_c_twice_as_the_tuning_ends_starts_no_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one may be taken for the end of what has ended by itself."""
+
+    def pressed_twice(*_: object) -> None:
+        for _ in range(2):
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(mode, "is_tuned", lambda *_: False)
+    monkeypatch.setattr(module, "_tuned", pressed_twice)
+    monkeypatch.setattr(module, "_run_winner", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(KeyboardInterrupt):
+        tune_and_train(Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),)), Options())
