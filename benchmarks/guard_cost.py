@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 from time import perf_counter
+from typing import Any
 
 from command_line import add_table, new_parser, open_table, own_part, parse
 from rich.console import Console
@@ -34,7 +35,7 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     from exchanged.models import MODELS
     from exchanged.trainers import Trainer
 
-    from hvd_autosync.runtime.guard.handler import Guarded, LossGuardHandler
+    from hvd_autosync.runtime.guard.handler import LossGuardHandler
     from hvd_autosync.runtime.state.normalization import count_layers
     from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
@@ -46,9 +47,9 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     trainer = Trainer(model, MODELS[model], plan)
     stepped, spent = LossGuardHandler.stepped, [0.0]
 
-    def timed(self: LossGuardHandler, method: Guarded, step: int | None) -> None:
+    def timed(self: LossGuardHandler, *arguments: Any, **options: Any) -> None:
         begun = perf_counter()
-        stepped(self, method, step)
+        stepped(self, *arguments, **options)
         spent[0] += perf_counter() - begun
 
     LossGuardHandler.stepped = timed  # type: ignore[method-assign]

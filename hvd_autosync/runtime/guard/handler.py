@@ -89,12 +89,13 @@ class LossGuardHandler:
         self._optimizer = weakref.ref(optimizer)
         self.guard = _new_guard(name)
 
-    def stepped(self, method: Guarded, step: int | None) -> None:
+    def stepped(self, method: Guarded, step: int | None, *, skipped: bool = False) -> None:
         """A step with a barrier was made; a collective after each window.
 
         Args:
             method: What synchronizes the optimizer.
             step: Its number, if all ranks agree on it.
+            skipped: Whether this rank has skipped it.
         """
         guard = self.guard
         if guard is None:
@@ -105,7 +106,8 @@ class LossGuardHandler:
             _warn_of_long_rounds(guard, method.round_steps)
         if current.losses.several:
             _warn_of_several_losses()
-        if not guard.stepped(current.losses, step, average=method.near_average):
+        average = method.near_average
+        if not guard.stepped(current.losses, step, average=average, skipped=skipped):
             self.fall_back()
         elif method.replicas_in_sync and guard.wants_snapshot:
             self._take_snapshot(guard)

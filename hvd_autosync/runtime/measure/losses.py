@@ -13,8 +13,7 @@ The sum means nothing where optimizers have losses of their own, as generator an
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,11 +39,8 @@ class Losses:
         self.in_round = self.late = False
         self._in_round_now = in_round
         self._last: torch.Tensor | None = None
-        #: The loss of the last ``backward()`` alone, and that of the last step.
+        #: The loss of the last ``backward()`` alone.
         self._part: torch.Tensor | None = None
-        self._of_last_step: torch.Tensor | None = None
-        #: Number of losses whose gradients were synchronized.
-        self._used = 0
         self._reported = False
         #: Whether the script reports losses whose ``backward()`` was seen before.
         self._reports_follow = False
@@ -100,24 +96,6 @@ class Losses:
         """A step was made or skipped: losses before it are no part of the next one's."""
         self._ended = True
 
-    def synchronized(self) -> None:
-        """The gradients of all losses so far are about to be used."""
-        self._used = self.count
-
-    @contextmanager
-    def skipping(self) -> Iterator[None]:
-        """Meanwhile a step ends that was skipped, which all that count steps count.
-
-        Its own loss is not finite where it has overflowed, so it has that of the last step. A loss
-        that has come since its gradients were synchronized is the next step's.
-        """
-        next_one = self._last if self.count > self._used else None
-        self._ended, self._last = True, self._of_last_step
-        yield
-        if next_one is not None:
-            self._ended, self._last = False, next_one
-            self.count += 1
-
     def dropped(self) -> None:
         """What was reduced before the last ``backward()`` was dropped, with its losses."""
         if not self._ended and self._part is not None and not self._reported:
@@ -128,7 +106,7 @@ class Losses:
 
         Several components may end the same step.
         """
-        self._ended, self._of_last_step = True, self._last
+        self._ended = True
         return self._last if self.count > count else None
 
 

@@ -168,8 +168,6 @@ def _with_all_parameters(self: Any, wholes: list[Any], closure: Callable[[], Any
 
 def _synchronize(self: Any) -> None:
     fresh = _settle_skipped(self)
-    if fresh and current.losses is not None:
-        current.losses.synchronized()
     self._sync.method.on_synchronize(in_step=self._in_step, fresh=fresh)
     if not self._in_step:
         # One parameter tells whether the script adds to what was reduced, or has dropped it.

@@ -14,7 +14,6 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -195,23 +194,21 @@ class Synchronizer:
         if current.run is not None and not in_sync:
             current.run.averaged_between_steps(perf_counter() - began)
 
-    def end_step(self) -> None:
+    def end_step(self, *, skipped: bool = False) -> None:
         """A step was made, or one that was skipped is counted."""
         optimizer = self._optimizer()
         if current.losses is not None and optimizer is not None:
             current.losses.stepped(optimizer)
         self.method.on_step_end()
         if self._phase.now is not Phase.NO_BARRIER:
-            self.guard.stepped(self.method, self._progress.agreed_step)
+            self.guard.stepped(self.method, self._progress.agreed_step, skipped=skipped)
 
     def end_skipped(self) -> None:
         """Count a step that this rank has skipped, perhaps alone; all that count steps do, too."""
-        watchers = (current.run, current.live, current.watch, current.run_summary)
-        with nullcontext() if current.losses is None else current.losses.skipping():
-            self.end_step()
-            for watcher in watchers:
-                if watcher is not None:
-                    watcher.optimizer_stepped(self._owner)
+        self.end_step(skipped=True)
+        for watcher in (current.run, current.live, current.watch, current.run_summary):
+            if watcher is not None:
+                watcher.optimizer_stepped(self._owner)
 
     def make_exact(self, *, together: bool) -> None:
         """Exchange gradients uncompressed in every step, whatever the plan is.

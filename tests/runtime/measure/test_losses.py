@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -42,34 +41,6 @@ def test_the_last_report_of_a_step_counts() -> None:
         losses.seen(torch.tensor(9.0))
         losses.report(torch.tensor(loss))
     assert number(losses.end_step(0)) == 2.0
-
-
-def test_a_step_that_was_skipped_has_the_loss_of_the_one_before() -> None:
-    """So there are as many losses as steps, and none is that of an overflow."""
-    losses, found = Losses(), []
-    for loss in (1.0, math.nan, 2.0):
-        before = losses.count
-        losses.seen(torch.tensor(loss))
-        losses.synchronized()
-        with losses.skipping() if math.isnan(loss) else nullcontext():
-            found.append(number(losses.end_step(before)))
-    assert found == [1.0, 1.0, 2.0]
-
-
-def test_a_loss_that_has_come_before_a_skipped_step_is_counted_is_the_next_steps() -> None:
-    losses = Losses()
-    losses.seen(torch.tensor(1.0))
-    losses.synchronized()
-    losses.end_step(0)
-    losses.seen(torch.tensor(math.nan))
-    losses.synchronized()
-    losses.may_skip()
-    losses.seen(torch.tensor(2.0))
-    with losses.skipping():
-        assert number(losses.end_step(1)) == 1.0
-        before = losses.count
-    losses.seen(torch.tensor(3.0))
-    assert number(losses.end_step(before)) == 5.0, "both are parts of one step"
 
 
 def test_the_loss_of_gradients_that_were_dropped_is_no_part_of_the_next() -> None:

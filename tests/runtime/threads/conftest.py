@@ -311,8 +311,6 @@ class Training:
             self.method.on_gradient_added(parameter)
             self.method.on_gradient_ready(parameter)
         self.method.settle_skipped()
-        if current.losses is not None:
-            current.losses.synchronized()
         self.method.on_synchronize(in_step=False, fresh=True)
         scaler.unscale_(self.optimizer)
         made = []

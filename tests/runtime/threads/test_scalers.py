@@ -133,7 +133,7 @@ def test_loss_scales_are_equal_after_rounds_that_end_in_a_step(
         own, scaler = _rounds(begin)
         for _ in range(3):
             _step(own, scaler)
-        own.sync.guard.stepped = lambda *_: own.sync.make_exact(together=True)
+        own.sync.guard.stepped = lambda *_, **__: own.sync.make_exact(together=True)
         assert _step(own, scaler, overflow=rank() in skips) is (rank() not in skips)
         del own.sync.guard.stepped
         assert own.sync.exact
@@ -152,7 +152,7 @@ def test_a_step_that_the_script_skips_ends_before_the_scale_is_used_again(
         own, scaler = _rounds(begin)
         for _ in range(3):
             _step(own, scaler)
-        own.sync.guard.stepped = lambda *_: own.sync.make_exact(together=True)
+        own.sync.guard.stepped = lambda *_, **__: own.sync.make_exact(together=True)
         used = rank() not in skips
         assert _step(own, scaler, used=used) is used
         del own.sync.guard.stepped
