@@ -20,6 +20,11 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+#: All that this module does not define. Under the flag its import brings what acts there, which
+#: imports modules of the runtime: before any of them is imported here. It is not imported by a
+#: statement, which would be refused: what is used here comes through the runtime.
+_horovod = import_module("horovod.torch")
+
 from hvd_autosync import extensions
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
@@ -49,9 +54,6 @@ if TYPE_CHECKING:
 
     from hvd_autosync.runtime.collectives.operations import ProcessSet
 
-#: All that this module does not define. It is not imported by a statement, which would be refused:
-#: what is used here comes through the runtime.
-_horovod = import_module("horovod.torch")
 #: Name of the best strategy in the store for this model on the same number of ranks per host.
 TUNED = "tuned"
 
@@ -159,6 +161,8 @@ def _warn_of_launch_knobs(strategy: Strategy) -> None:
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):  # with its path, modules in it would be there twice
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(_horovod, name)
 
 

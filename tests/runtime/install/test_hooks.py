@@ -52,6 +52,30 @@ def test_every_import_gets_our_optimizer(run_python: Callable[[str], str], state
     assert run_python(code).split() == ["True"]
 
 
+LIVE = """
+import os, subprocess
+os.environ |= {"HVD_AUTOSYNC_LIVE": "1", "HOROVOD_RANK": "0"}
+from hvd_autosync.runtime.install.hooks import install_live
+install_live()
+run = subprocess.Popen
+subprocess.Popen = lambda words, **given: run(["true"], **given)
+"""
+
+
+@pytest.mark.parametrize("begin", [INSTALL + "start()\n", LIVE], ids=["a trial", "live"])
+def test_our_module_may_be_the_first_that_imports_horovod(
+    run_python: Callable[[str], str], begin: str
+) -> None:
+    """What acts at that import imports modules of ours in its turn."""
+    code = begin + "import hvd_autosync.torch as hvd\nprint(hvd.DistributedOptimizer.__module__)"
+    assert run_python(code).split()[0] == "hvd_autosync.torch"
+
+
+def test_modules_of_horovods_are_not_there_twice(run_python: Callable[[str], str]) -> None:
+    code = "import hvd_autosync.torch as hvd\nprint(hasattr(hvd, '__path__'), hvd.mpi_ops.__name__)"
+    assert run_python(code).split() == ["False", "horovod.torch.mpi_ops"]
+
+
 def test_horovod_that_was_imported_before(run_python: Callable[[str], str]) -> None:
     code = "import horovod.torch as hvd\n" + INSTALL + "start()\n"
     code += "print(hvd.DistributedOptimizer.__code__.co_filename)"
