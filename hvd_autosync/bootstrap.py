@@ -7,6 +7,7 @@ the script imports ``horovod.torch``. The import of this module has these effect
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -19,6 +20,8 @@ from hvd_autosync.util.import_hook import when_imported
 from hvd_autosync.util.variables import CONTROLLERS_VARIABLE, JUDGED_VARIABLE, LIVE_VARIABLE, is_on
 
 _LAUNCHER = "horovod.runner.launch"
+#: Python's option for a module, perhaps behind others that take no value.
+_MODULE = re.compile("-[bBdEhiIOPqRsSuvVx]*m(.*)")
 #: ``prctl`` option of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG = 1
 #: After SIGTERM a launcher gives its processes five seconds to end (``safe_shell_exec.py``); after
@@ -30,9 +33,19 @@ _RUN_LAUNCHER = f"from {_LAUNCHER} import run_commandline\nrun_commandline()\n"
 
 
 def _is_launcher() -> bool:
-    """Return whether this process is ``horovodrun`` or ``python -m horovod.runner.launch``."""
-    modules = ("horovod.runner", "-mhorovod.runner")
-    return any(w.endswith("horovodrun") or w.startswith(modules) for w in sys.orig_argv[1:6])
+    """Return whether this process is ``horovodrun`` or ``python -m horovod.runner.launch``.
+
+    Words after the program are its own, whatever they are.
+    """
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if module := _MODULE.fullmatch(word):
+            return (module[1] or next(words, "")) in ("horovod.runner", _LAUNCHER)
+        if word in ("-X", "-W"):
+            next(words, "")
+        elif not word.startswith("-") or word == "-":
+            return word.endswith("horovodrun")
+    return False
 
 
 def _extend_launcher(_: ModuleType, known: Sequence[str], *, driven: bool) -> None:

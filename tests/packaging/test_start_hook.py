@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync import bootstrap
 from hvd_autosync.util.variables import OFF
 
 PTH = Path(__file__).parents[2] / "hvd_autosync.pth"
@@ -133,3 +134,25 @@ def test_the_line_takes_little_more_than_its_compilation(monkeypatch: pytest.Mon
         for each in (lambda: exec(line, {}), lambda: compile(line, "", "exec"))
     )
     assert took < 3 * compiled
+
+
+@pytest.mark.parametrize(
+    ("words", "launches"),
+    [
+        ("-P /usr/bin/horovodrun -np 2 python train.py", True),
+        ("-m horovod.runner.launch -np 2 python train.py", True),
+        ("-Imhorovod.runner -np 2", True),
+        ("-X utf8 horovodrun -np 2", True),
+        ("train.py --logdir runs/horovodrun", False),
+        ("-m train horovodrun", False),
+        ("-m horovod.runner.run_task host:1", False),
+        ("-c pass horovodrun", False),
+        ("", False),
+    ],
+)
+def test_only_the_program_makes_a_launcher(
+    words: str, launches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may have any words."""
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words.split()])
+    assert bootstrap._is_launcher() is launches
