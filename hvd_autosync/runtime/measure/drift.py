@@ -112,7 +112,7 @@ class DriftWatch:
         #: The median of steps, against what tuning measured and against the beginning.
         self._medians = Level(expected_s), Level()
         self._reported = False
-        self._reported_own = torch.cuda.is_available()  # synchronize() waits for the device too
+        self._reported_own = False
 
     def waited(self, seconds: float) -> None:
         """Add seconds of the current step that were spent waiting for other ranks."""
@@ -158,6 +158,9 @@ class DriftWatch:
             self._window_began = self._last_end = self._clock()
 
     def _end_window(self) -> None:
+        # There synchronize() waits for the device, too. It is not asked for earlier: that would
+        # initialize CUDA before the script has chosen its GPU.
+        self._reported_own = self._reported_own or torch.cuda.is_initialized()
         steps, own_steps = map(self._rounds_like_trials, (self._step_s, self._own_s))
         step, own = (StepTime.from_steps(each).mean_s for each in (steps, own_steps))
         middle = statistics.median(steps)
