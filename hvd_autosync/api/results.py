@@ -12,7 +12,7 @@ from hvd_autosync.errors import StoreError
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import default_text, judged_by, seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study.resumed import at_one_speed, has_rested
+from hvd_autosync.study.resumed import at_one_speed, has_rested, repeated_defaults
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Trial
 from hvd_autosync.traces import StudyStatus, default_result
@@ -110,11 +110,18 @@ class Study(AskTellStudy):
 
         A loaded study that has rested measures its default again first.
         """
-        loaded, self._loaded = self._loaded, False
-        goes_on = loaded and self.record.status is StudyStatus.RUNNING
-        if goes_on and default_result(self.history) is not None and has_rested(self.history):
-            return self.ask_default()
+        if self._loaded and self.record.status is StudyStatus.RUNNING and self._has_rested():
+            trial = self.ask_default()
+            self._loaded = False
+            return trial
+        self._loaded = False
         return super().ask()
+
+    def _has_rested(self) -> bool:
+        known = self.history
+        if default_result(known) is None or known[-1].number in repeated_defaults(known):
+            return False  # a process for each trial would measure nothing but the default
+        return has_rested(known)
 
     def __str__(self) -> str:
         running = self.record.status is StudyStatus.RUNNING

@@ -75,7 +75,7 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
         reused = None if again else known
     if reused is None and options.reuse == "only" and _is_refused(job, options):
         raise nothing_to_reuse(again)
-    if reused is None and options.mode == "live":
+    if options.mode == "live" and (reused is None or not _stores_here(job, options)):
         check_what_is_read(job, options, create=False)
     if known is not None and known.space is not None:
         yield space_table(known.space, f"The search space of this job (study {known.study_id})")

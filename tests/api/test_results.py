@@ -123,5 +123,6 @@ def test_a_loaded_study_that_has_rested_measures_its_default_again(
         trial = study.ask()
         assert trial is not None and (trial.kind == "default") is (rested or not loaded)
         study.tell(trial, [0.1] * 20)
-    trial = study.ask()
+    # Also where each trial has a process of its own.
+    trial = Study.load(study.study_id, store).ask()
     assert trial is not None and trial.kind != "default"

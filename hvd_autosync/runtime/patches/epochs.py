@@ -78,8 +78,7 @@ class Epochs:
         self._latest: list[_Epoch] = []
         #: Batches that each of the last steps with new ones has used.
         self._recent: deque[int] = deque(maxlen=_RECENT)
-        #: The thread that makes steps; ``None`` before the first.
-        self._thread: int | None = None
+        self._thread: int | None = None  # that makes steps
         self.samples = 0
         self.error: Exception | None = None
         _listen()
@@ -101,10 +100,9 @@ class Epochs:
             batches = len(loader)
         except Exception:  # as its dataset or sampler likes
             return  # a stream, whose end is unknown
-        if self.elsewhere:
-            return
         reference = weakref.ref(iterator, functools.partial(_on_gone, weakref.ref(self), key))
-        self._epochs[key] = _Epoch(reference, batches, loader.batch_size)
+        if not self.elsewhere:
+            self._epochs[key] = _Epoch(reference, batches, loader.batch_size)
 
     @property
     def elsewhere(self) -> bool:
@@ -180,8 +178,9 @@ class Epochs:
             ConfigurationError: As of :meth:`stepped`.
             HorovodInternalError: As of :meth:`stepped`.
         """
-        for key in [key for key, each in self._epochs.items() if each.iterator() is None]:
-            self.on_iterator_gone(key)
+        for key, each in self._epochs.copy().items():
+            if each.iterator() is None:
+                self.on_iterator_gone(key)
         if self.error is not None:
             raise self.error
 
@@ -249,7 +248,8 @@ class Epochs:
 
     def is_truncated(self, key: int) -> bool:
         """Return whether the iterator with this key is to yield nothing more."""
-        return key in self._epochs and self._epochs[key].truncated
+        own = self._epochs.get(key)
+        return own is not None and own.truncated and own.iterator() is not None
 
     def on_iterator_gone(self, key: int) -> None:
         """An iterator was collected, perhaps long after its epoch, and on this rank alone."""
@@ -271,9 +271,10 @@ class Epochs:
 
     def _left(self, epoch: _Epoch) -> bool:
         """Return whether an epoch has been left to another thread than the one that began it."""
-        if epoch.thread != threading.get_ident():
+        here = epoch.thread == threading.get_ident()
+        if not here and epoch.iterator() is not None:  # else its key is that of another by now
             epoch.thread = None
-        return epoch.thread is None
+        return not here
 
     def _end(self) -> None:
         sync_points = self.sync_points
@@ -330,8 +331,7 @@ class _Epoch:
 
 
 def _alive(epochs: Iterable[_Epoch]) -> list[Any]:
-    found = [each.iterator() for each in epochs]
-    return [each for each in found if each is not None]
+    return [found for each in epochs if (found := each.iterator()) is not None]
 
 
 #: What :func:`watch_epochs` has made.
