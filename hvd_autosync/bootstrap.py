@@ -32,11 +32,16 @@ _PATIENCE_S = 15.0
 _RUN_LAUNCHER = f"from {_LAUNCHER} import run_commandline\nrun_commandline()\n"
 
 
-def _is_launcher() -> bool:
+def _is_launcher(*, ranked: bool) -> bool:
     """Return whether this process is ``horovodrun`` or ``python -m horovod.runner.launch``.
 
-    Words after the program are its own, whatever they are.
+    Args:
+        ranked: Whether it has a rank. The script of a rank may have any words; elsewhere another
+            program may run the launcher, as a profiler does.
     """
+    if not ranked:
+        modules = ("horovod.runner", "-mhorovod.runner")
+        return any(w.endswith("horovodrun") or w.startswith(modules) for w in sys.orig_argv[1:6])
     words = iter(sys.orig_argv[1:])
     for word in words:
         if module := _MODULE.fullmatch(word):
@@ -107,7 +112,7 @@ def _start() -> None:
         install(spec)
         if os.environ.get(JUDGED_VARIABLE):  # this training begins under a strategy, and goes on
             install_live()
-    elif _is_launcher():
+    elif _is_launcher(ranked=ranked):
         if driver:
             _end_with(int(driver))
         extend = partial(_extend_launcher, known=known, driven=bool(driver))

@@ -137,22 +137,24 @@ def test_the_line_takes_little_more_than_its_compilation(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("words", "launches"),
+    ("words", "of_a_rank", "elsewhere"),
     [
-        ("-P /usr/bin/horovodrun -np 2 python train.py", True),
-        ("-m horovod.runner.launch -np 2 python train.py", True),
-        ("-Imhorovod.runner -np 2", True),
-        ("-X utf8 horovodrun -np 2", True),
-        ("train.py --logdir runs/horovodrun", False),
-        ("-m train horovodrun", False),
-        ("-m horovod.runner.run_task host:1", False),
-        ("-c pass horovodrun", False),
-        ("", False),
+        ("-P /usr/bin/horovodrun -np 2 python train.py", True, True),
+        ("-m horovod.runner.launch -np 2 python train.py", True, True),
+        ("-Imhorovod.runner -np 2", True, False),
+        ("-X utf8 horovodrun -np 2", True, True),
+        ("train.py --logdir runs/horovodrun", False, True),
+        ("-m train horovodrun", False, True),
+        ("-m cProfile /usr/bin/horovodrun -np 2", False, True),
+        ("-m horovod.runner.run_task host:1", False, True),
+        ("train.py", False, False),
+        ("", False, False),
     ],
 )
-def test_only_the_program_makes_a_launcher(
-    words: str, launches: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_rank_is_a_launcher_by_its_program_alone(
+    words: str, of_a_rank: bool, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank may have any words."""
+    """Its script may have any words."""
     monkeypatch.setattr(sys, "orig_argv", ["python", *words.split()])
-    assert bootstrap._is_launcher() is launches
+    assert bootstrap._is_launcher(ranked=True) is of_a_rank
+    assert bootstrap._is_launcher(ranked=False) is elsewhere
