@@ -121,31 +121,21 @@ class Guard(JoinHook):
         if owed and self._snapshots.steps:
             self.verdict, self._due_after = why, self.step
 
-    def stepped(
-        self,
-        losses: Losses,
-        step: int | None = None,
-        *,
-        average: bool = True,
-        skipped: bool = False,
-    ) -> bool:
+    def stepped(self, losses: Losses, step: int | None = None, *, average: bool = True) -> bool:
         """Count a step that was made; a collective after each window.
 
         Args:
             losses: The losses of this rank.
             step: Its number, if another component counts the steps of all ranks.
             average: Whether parameters after it are the average over ranks, or near it.
-            skipped: Whether this rank has skipped it. Its loss is not judged: it may be not finite
-                because the forward pass has overflowed, and has changed no parameter.
 
         Returns:
             Whether the loss is accepted.
         """
         window = self.step // LOSS_WINDOW
         self.step = self.step + 1 if step is None else step
-        loss = None if skipped else losses.end_step(self._seen)
-        if not skipped:
-            self._seen, self._several = losses.count, losses.several
+        loss, self._seen, _ = losses.end_step(self._seen)
+        self._several = losses.several
         if loss is not None:
             self._all.add(loss)
             if self._before_at_average if losses.late else self._at_average:

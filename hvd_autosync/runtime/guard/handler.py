@@ -89,13 +89,12 @@ class LossGuardHandler:
         self._optimizer = weakref.ref(optimizer)
         self.guard = _new_guard(name)
 
-    def stepped(self, method: Guarded, step: int | None, *, skipped: bool = False) -> None:
+    def stepped(self, method: Guarded, step: int | None) -> None:
         """A step with a barrier was made; a collective after each window.
 
         Args:
             method: What synchronizes the optimizer.
             step: Its number, if all ranks agree on it.
-            skipped: Whether this rank has skipped it.
         """
         guard = self.guard
         if guard is None:
@@ -107,7 +106,7 @@ class LossGuardHandler:
         if current.losses.several:
             _warn_of_several_losses()
         average = method.near_average
-        if not guard.stepped(current.losses, step, average=average, skipped=skipped):
+        if not guard.stepped(current.losses, step, average=average):
             self.fall_back()
         elif method.replicas_in_sync and guard.wants_snapshot:
             self._take_snapshot(guard)
@@ -116,8 +115,7 @@ class LossGuardHandler:
         """Return the loss of this rank's last step, if it had one and there is a guard."""
         if self.guard is None or current.losses is None:
             return None
-        loss = current.losses.end_step(self._seen)
-        self._seen = current.losses.count
+        loss, self._seen, _ = current.losses.end_step(self._seen)
         if current.losses.several:
             _warn_of_several_losses()
         return None if loss is None else float(loss)

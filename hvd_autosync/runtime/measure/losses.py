@@ -8,12 +8,16 @@ several tasks. Their sum is the loss of the step, which ends with the step of an
 The sum means nothing where optimizers have losses of their own, as generator and discriminator do::
 
     backward   step of one   backward   step of the other | ...
+
+The loss of a step that this rank has skipped counts for nothing: it may be not finite because the
+forward pass has overflowed, and has changed no parameter.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,6 +50,9 @@ class Losses:
         self._reports_follow = False
         #: Whether a step has ended since the last ``backward()``.
         self._ended = True
+        #: Whether this rank has skipped the step that ends now, the last one that has ended, and
+        #: the one that the last report belongs to, if that came after it.
+        self._skipping = self._skipped = self._skipped_reported = False
         #: Whether replicas differed at the last ``backward()``; ``None``: none since a report.
         self._at_backward: bool | None = None
         self._optimizers = _Optimizers()
@@ -83,17 +90,31 @@ class Losses:
         follows = self._reports_follow and self._at_backward is not None
         self.in_round = bool(self._at_backward) if follows else self._in_round_now()
         self.late = follows and self._ended
+        self._skipped_reported = self.late and self._skipped
         self._at_backward = None
         self._last = (loss.reshape(()) if loss.dim() else loss).clone()
         self.count += 1
 
     def stepped(self, optimizer: Any) -> None:
         """``optimizer`` has made a step; to repeat the call changes nothing."""
-        self._ended = True
+        self._ended, self._skipped = True, self._skipping
         self._optimizers.stepped(optimizer, self.count)
+
+    @contextlib.contextmanager
+    def skipping(self) -> Iterator[None]:
+        """The step that ends meanwhile is one that this rank has skipped.
+
+        It may be counted after the next ``backward()``, whose loss belongs to the step after it.
+        """
+        self._skipping = True
+        try:
+            yield
+        finally:
+            self._skipping = False
 
     def may_skip(self) -> None:
         """A step was made or skipped: losses before it are no part of the next one's."""
+        self._skipped = self._skipped or not self._ended
         self._ended = True
 
     def dropped(self) -> None:
@@ -101,13 +122,28 @@ class Losses:
         if not self._ended and self._part is not None and not self._reported:
             self._last = self._part
 
-    def end_step(self, count: int) -> torch.Tensor | None:
-        """End the step; return its loss, without dimensions, if any came after the first ``count``.
+    def end_step(self, count: int) -> tuple[torch.Tensor | None, int, bool]:
+        """End the step, and take its loss.
 
-        Several components may end the same step.
+        Several components may end the same step, each with the ``count`` that it was given at the
+        step before.
+
+        Args:
+            count: Number of losses that belong to the steps before.
+
+        Returns:
+            The loss, without dimensions, if it has one that counts; the number of losses that
+            belong to it or to the steps before; and whether it has one that is left out, because
+            this rank has skipped the step.
         """
         self._ended = True
-        return self._last if self.count > count else None
+        if self._skipping and not self.late:
+            return None, count, True
+        if self.count <= count:
+            return None, self.count, False
+        if self._skipped_reported:
+            return None, self.count, True
+        return self._last, self.count, False
 
 
 class _Optimizers:

@@ -39,11 +39,15 @@ class Recorder:
         self._losses_before = 0
         #: Losses, and whether replicas differed at each.
         self._losses: list[tuple[torch.Tensor, bool]] = []
+        self._last_loss: torch.Tensor | None = None
         self._taken = 0
         self._last_end = perf_counter()
 
     def end_step(self, *, typical: bool = True, more_s: float = 0.0) -> None:
         """End the current step.
+
+        One whose loss is left out repeats the last one: the losses of all ranks are of the same
+        steps.
 
         Args:
             typical: Whether it is like the others: no evaluation, no checkpoint, no new epoch.
@@ -56,10 +60,12 @@ class Recorder:
         self.blocked_s.append(self.blocked)
         self._last_end = now
         self.blocked = 0.0
-        loss = self.losses.end_step(self._losses_before)
+        loss, self._losses_before, left_out = self.losses.end_step(self._losses_before)
+        if left_out:
+            loss = self._last_loss
         if loss is not None:
             self._losses.append((loss, self.losses.in_round))
-            self._losses_before = self.losses.count
+            self._last_loss = loss
 
     def restart_clock(self) -> None:
         """Restart the current step now, so that our own work before is in no step."""

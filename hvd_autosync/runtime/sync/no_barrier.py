@@ -86,7 +86,6 @@ class NoBarrier:
     ) -> None:
         self.interrupted = False
         self.owed = False
-        self._skipped = False  # the last step
         self.stopping = Stopping(guard_handler, stragglers)
         self._name = name
         self._optimizer = weakref.ref(optimizer)
@@ -163,8 +162,7 @@ class NoBarrier:
         Raises:
             AutosyncError: Another rank is gone.
         """
-        self._skipped = self.owed
-        self.asynchronous.exchange(skipped=self._skipped)
+        self.asynchronous.exchange(skipped=self.owed)
         self.owed = False
 
     def stops(self, computed_s: float) -> bool:
@@ -173,7 +171,7 @@ class NoBarrier:
         Args:
             computed_s: The seconds that it took.
         """
-        return self.stopping.stepped(self.asynchronous, computed_s, skipped=self._skipped)
+        return self.stopping.stepped(self.asynchronous, computed_s)
 
     def meet(self, step: int, *, ended: bool, leaving: bool, interrupted: bool) -> Met:
         """Stop where all ranks stop, synchronize, and continue or end the phase; a collective.

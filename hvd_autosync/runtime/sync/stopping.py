@@ -63,18 +63,13 @@ class Stopping:
         with self._lock:
             self._stragglers.present = present
 
-    def stepped(self, asynchronous: Asynchronous, computed_s: float, *, skipped: bool) -> bool:
-        """Count and report a step of this rank; return whether it is to stop now.
-
-        The loss of a skipped step is not judged, as with a barrier: it may be not finite because
-        the forward pass has overflowed, and has changed no parameter.
-        """
+    def stepped(self, asynchronous: Asynchronous, computed_s: float) -> bool:
+        """Count and report a step of this rank; return whether it is to stop now."""
         segment, clock = asynchronous.segment, asynchronous.clock
         with self._lock:
             order, slow = self._order, self._stragglers.present
         loss = self._guard_handler.loss()
         if slow or self._guard_handler.watches:
-            loss = None if skipped else loss
             message = {"kind": _STEP, "segment": segment, "clock": clock}
             asynchronous.send(0, {**message, "loss": loss, "seconds": computed_s})
         return order is not None and order["segment"] == segment and clock >= order["clock"]

@@ -10,6 +10,7 @@ of batches that a loader has prefetched (``stragglers/dynamic_batching.py``).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 import weakref
@@ -194,21 +195,23 @@ class Synchronizer:
         if current.run is not None and not in_sync:
             current.run.averaged_between_steps(perf_counter() - began)
 
-    def end_step(self, *, skipped: bool = False) -> None:
+    def end_step(self) -> None:
         """A step was made, or one that was skipped is counted."""
         optimizer = self._optimizer()
         if current.losses is not None and optimizer is not None:
             current.losses.stepped(optimizer)
         self.method.on_step_end()
         if self._phase.now is not Phase.NO_BARRIER:
-            self.guard.stepped(self.method, self._progress.agreed_step, skipped=skipped)
+            self.guard.stepped(self.method, self._progress.agreed_step)
 
     def end_skipped(self) -> None:
         """Count a step that this rank has skipped, perhaps alone; all that count steps do, too."""
-        self.end_step(skipped=True)
-        for watcher in (current.run, current.live, current.watch, current.run_summary):
-            if watcher is not None:
-                watcher.optimizer_stepped(self._owner)
+        losses = current.losses
+        with contextlib.nullcontext() if losses is None else losses.skipping():
+            self.end_step()
+            for watcher in (current.run, current.live, current.watch, current.run_summary):
+                if watcher is not None:
+                    watcher.optimizer_stepped(self._owner)
 
     def make_exact(self, *, together: bool) -> None:
         """Exchange gradients uncompressed in every step, whatever the plan is.

@@ -113,8 +113,7 @@ class RunSummary(AlwaysInSync):
             return
         self._steps += 1
         self._epochs.stepped()
-        loss = self._losses.end_step(self._seen)
-        self._seen = self._losses.count
+        loss, self._seen, _ = self._losses.end_step(self._seen)
         if loss is not None:
             if not self._windows or self._windows[-1][1] >= LOSS_WINDOW:
                 self._windows.append((loss.float(), 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -15,7 +16,8 @@ class Optimizer:
     """Something that is not the other."""
 
 
-def number(loss: torch.Tensor | None) -> float | None:
+def number(ended: tuple[torch.Tensor | None, int, bool]) -> float | None:
+    loss, _, _ = ended
     return None if loss is None else float(loss)
 
 
@@ -23,9 +25,9 @@ def test_a_loss_stays_what_it_was_when_it_was_seen() -> None:
     losses, loss = Losses(), torch.tensor([4.0])
     losses.seen(loss)
     loss /= 2
-    kept = losses.end_step(0)
+    kept = losses.end_step(0)[0]
     assert kept is not None and kept.shape == () and float(kept) == 4.0
-    assert losses.end_step(1) is None
+    assert losses.end_step(1)[0] is None
 
 
 def test_what_the_script_reports_counts_instead_of_what_is_seen() -> None:
@@ -57,6 +59,49 @@ def test_the_loss_of_gradients_that_were_dropped_is_no_part_of_the_next() -> Non
     assert number(losses.end_step(2)) == 5.0
     losses.dropped()
     assert number(losses.end_step(2)) == 5.0, "the step has ended"
+
+
+def left_out(order: str) -> list[float | None]:
+    """Return the losses of a component that ends each step.
+
+    Args:
+        order: ``b`` is a ``backward()``, ``r`` a report of its loss, ``s`` a step of the optimizer,
+            ``k`` one that is counted as skipped, ``u`` an update of a scaler that has skipped one
+            that nothing counts. Losses are numbered from 1.
+    """
+    losses, optimizer, seen, loss = Losses(), Optimizer(), 0, 0
+    taken: list[float | None] = []
+    for each in order:
+        if each == "b":
+            loss += 1
+            losses.seen(torch.tensor(float(loss)))
+        elif each == "r":
+            losses.report(torch.tensor(float(loss)))
+        elif each == "u":
+            losses.may_skip()
+        else:
+            with losses.skipping() if each == "k" else contextlib.nullcontext():
+                losses.stepped(optimizer)
+                ended = losses.end_step(seen)
+            _, seen, skipped = ended
+            taken.append(math.nan if skipped else number(ended))
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("order", "taken"),
+    [
+        ("bs bk bs", [1, math.nan, 3]),
+        ("bs bu bk s bs", [1, math.nan, 3, 4]),
+        ("brs brk brs", [1, math.nan, 3]),
+        ("bsr bkr bsr bsr", [1, 1, math.nan, 3]),
+        ("bsr bur bsr bsr", [1, math.nan, 3]),
+        ("bsr bk bsr bsr", [1, 1, None, 3]),
+    ],
+    ids=["at once", "later", "reported", "reported later", "not counted", "not reported"],
+)
+def test_the_loss_of_a_skipped_step_is_left_out(order: str, taken: list[float | None]) -> None:
+    assert left_out(order.replace(" ", "")) == pytest.approx(taken, nan_ok=True)
 
 
 @pytest.mark.parametrize("by_optimizer", [True, False])
@@ -95,7 +140,7 @@ def test_a_sum_with_a_loss_that_is_not_finite_is_not_finite() -> None:
         losses = Losses()
         for part in parts:
             losses.seen(torch.tensor(part))
-        kept = losses.end_step(0)
+        kept = losses.end_step(0)[0]
         assert kept is not None and not math.isfinite(float(kept))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -106,6 +107,17 @@ def test_losses_within_rounds_are_told_by_their_positions() -> None:
     loss()
     loss()
     assert recorder.take_news(wait_for_device=False)["in_round"] == [1]
+
+
+def test_a_step_whose_loss_is_left_out_repeats_the_last_one() -> None:
+    recorder = Recorder()
+    for step, loss in enumerate([math.nan, 1.0, math.nan, math.nan, 2.0]):
+        recorder.losses.seen(torch.tensor(loss))
+        with recorder.losses.skipping() if math.isnan(loss) else contextlib.nullcontext():
+            recorder.end_step()
+        if step == 1:  # what was sent is repeated, too
+            assert recorder.take_news(wait_for_device=False)["losses"] == [1.0]
+    assert recorder.take_news(wait_for_device=False)["losses"] == [1.0, 1.0, 2.0]
 
 
 def test_infinite_losses_are_missing_numbers() -> None:

@@ -35,7 +35,7 @@ def test_losses_of_a_skipped_step_are_no_part_of_the_next(losses: Losses) -> Non
         scaler.step(optimizer)
         scaler.update()
     assert weight.item() == 1.0 - 0.5 * 5.0
-    kept = losses.end_step(0)
+    kept = losses.end_step(0)[0]
     assert kept is not None and float(kept) == 5.0
 
 
@@ -54,7 +54,7 @@ def test_the_outer_of_two_backward_passes_is_timed(losses: Losses) -> None:
 def test_only_scalars_are_losses(losses: Losses) -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     (weight * 2).backward(torch.ones(2))
-    assert losses.end_step(0) is None
+    assert losses.end_step(0)[0] is None
     weight.sum().backward()
-    kept = losses.end_step(0)
+    kept = losses.end_step(0)[0]
     assert kept is not None and float(kept) == 2.0

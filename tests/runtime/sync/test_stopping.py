@@ -26,6 +26,6 @@ def test_the_step_after_which_a_rank_stops_is_reported_too() -> None:
     own.on_message(asynchronous, 0, {"kind": "stop", "segment": 1, "clock": 2})
     stops = []
     for asynchronous.clock in (1, 2):
-        stops.append(own.stepped(asynchronous, 0.1, skipped=False))
+        stops.append(own.stepped(asynchronous, 0.1))
     assert stops == [False, True]
     assert reports == [(1, 2.5), (2, 2.5)]

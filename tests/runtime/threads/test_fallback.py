@@ -22,6 +22,7 @@ from hvd_autosync.runtime.collectives.operations import collectives, join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.guard import guard, handler
 from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.runtime.measure.recorder import Recorder
 from hvd_autosync.runtime.sync.phase import Votes
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
@@ -272,6 +273,61 @@ def test_the_loss_of_a_step_that_one_rank_skips_is_not_judged(
 
     first, second = ThreadRanks(2, seed=1).run(body)
     assert all(map(torch.equal, first, second)) and all(each.isfinite().all() for each in first)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_losses_are_recorded_of_the_same_steps_where_one_rank_skips_some(
+    later: bool, loader: Any, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quality trials compare the means over ranks, at the steps whose losses are an average's."""
+    recorders: dict[int, Recorder] = {}
+
+    class OfRank:
+        """The losses of the rank that asks, and the run that is told of its skipped steps."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(recorders[rank()].losses, name)
+
+        def optimizer_stepped(self, _: Any) -> None:
+            recorders[rank()].end_step()
+
+        def averaged_between_steps(self, _: float) -> None:
+            """At the end of an epoch."""
+
+    monkeypatch.setattr(current, "losses", OfRank())
+    monkeypatch.setattr(current, "run", OfRank())
+
+    def body() -> dict[str, Any]:
+        own = begin(_SHAPES, SyncPlan(schedule=Schedule(base=3)))
+        own_recorder = recorders[rank()] = Recorder(lambda: own.method.in_round)
+        losses, scaler = own_recorder.losses, torch.amp.GradScaler("cpu", init_scale=1.0)
+        for at in loader(own.epochs, 24):
+            gradients = [gradient(rank(), at, place) for place in range(len(_SHAPES))]
+            skips = rank() == 0 and at in (13, 17) and own.method.running
+            losses.seen(torch.tensor(math.nan if skips else float(at)))
+            if not later:
+                if skips:
+                    gradients[0].fill_(math.nan)
+                made = own.scaled_step(scaler, gradients)
+                assert made is not skips
+            elif skips:
+                own.method.on_synchronize(in_step=False, fresh=True)
+                losses.may_skip()  # zero_grad()
+                made = False
+            else:
+                own.step(dict(enumerate(gradients)))
+                made = True
+            if made:
+                own_recorder.end_step()
+        return own_recorder.take_news(wait_for_device=False)
+
+    first, second = ThreadRanks(2, seed=1).run(body)
+    assert second["losses"] == [float(at) for at in range(24)] and second["in_round"]
+    repeated = {13: 12.0, 17: 16.0}
+    assert first["losses"] == [repeated.get(at, float(at)) for at in range(24)]
+    # After a skip that is counted later, the next loss is of the parameters before.
+    different = {*first["in_round"]} ^ {*second["in_round"]}
+    assert different <= ({14, 18} if later else set())
 
 
 class Held:

@@ -222,7 +222,7 @@ def test_a_step_of_a_strategy_optimizer_ends_its_loss(begin: Any, monkeypatch: A
             own.step({0: torch.ones(2)})
 
     ThreadRanks(1).run(body)
-    kept = losses.end_step(0)
+    kept = losses.end_step(0)[0]
     assert kept is not None and float(kept) == 2.0
 
 

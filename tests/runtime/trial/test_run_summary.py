@@ -62,6 +62,14 @@ def test_samples_of_all_ranks_and_the_last_losses(training: Training) -> None:
     assert said["loss"] == pytest.approx(2.0)
 
 
+def test_the_loss_of_a_skipped_step_is_no_part_of_the_metric(training: Training) -> None:
+    training.steps(3, loss=2.0)
+    with training.losses.skipping():
+        training.steps(1, loss=float("nan"))
+    training.run_summary.write()
+    assert (training.said()["steps"], training.said()["loss"]) == (4, pytest.approx(2.0))
+
+
 def test_several_losses_are_no_metric(training: Training) -> None:
     optimizers = training.optimizer, Optimizer()
     for _ in range(3):
