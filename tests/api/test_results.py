@@ -126,3 +126,21 @@ def test_a_loaded_study_that_has_rested_measures_its_default_again(
     # Also where each trial has a process of its own.
     trial = Study.load(study.study_id, store).ask()
     assert trial is not None and trial.kind != "default"
+
+
+def test_a_loaded_study_repeats_its_default_again_where_that_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the end of a batch job; a trial is another one than the default only after it."""
+    monkeypatch.setattr(results, "has_rested", lambda trials: True)
+    study = Study.create(SPACE, store=str(tmp_path / "t.db"))
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, [0.1] * 20)
+    kinds = []
+    for _ in range(3):
+        study = Study.load(study.study_id, str(tmp_path / "t.db"))
+        trial = study.ask()
+        assert trial is not None
+        kinds.append(trial.kind)
+    assert kinds == ["default"] * 3
