@@ -57,7 +57,8 @@ PATCHES = (
     ),
     Patch(
         "optimizer broadcast",
-        "horovod.torch.broadcast_optimizer_state horovod.torch.functions.broadcast_optimizer_state",
+        "horovod.torch.broadcast_optimizer_state horovod.torch.functions.broadcast_optimizer_state "
+        "horovod.torch.elastic.state.broadcast_optimizer_state",
         "runtime/install/activation.py",
         "optimizers whose state is split or differs between ranks can be broadcast",
     ),

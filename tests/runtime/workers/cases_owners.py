@@ -209,7 +209,18 @@ def case_a_rank_that_has_joined_saves_its_last_state():
 
 
 def case_a_broadcast_of_another_state():
-    """As after a checkpoint that rank 0 alone has loaded."""
+    _broadcast(lambda _, distributed: hvd.broadcast_optimizer_state(distributed, root_rank=0))
+
+
+def case_a_state_of_an_elastic_job():
+    def sync(model, distributed):
+        hvd.elastic.TorchState(model=model, optimizer=distributed).sync()
+
+    _broadcast(sync)
+
+
+def _broadcast(broadcast):
+    """Broadcast a state as after a checkpoint that rank 0 alone has loaded."""
     results = []
     for factory in (OURS, HOROVODS):
         model, distributed = make(factory)
@@ -220,7 +231,7 @@ def case_a_broadcast_of_another_state():
             step(model, distributed, number)
         if hvd.rank() == 0:
             distributed.load_state_dict(saved)
-        hvd.broadcast_optimizer_state(distributed, root_rank=0)
+        broadcast(model, distributed)
         for number in range(4, 6):
             step(model, distributed, number)
         results.append([parameter.detach() for parameter in model.parameters()])
