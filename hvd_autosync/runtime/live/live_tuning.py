@@ -242,7 +242,8 @@ class LiveTuning(JoinHook):
             elif trial is not None and (agreed.all_over or agreed.all_slow or agreed.clear):
                 ending = trial.ending(over=agreed.all_over, slow=agreed.all_slow)
                 self._finish(trial, *ending)
-            if self._late and self._strategy is not None and not self._ended:
+            # The default they follow from their creation.
+            if self._late and self._strategy and not self._ended:
                 self._include_late(self._strategy)
             if message := self._postponed or agreed.message:
                 self._try_to_obey(message)
@@ -371,15 +372,15 @@ class LiveTuning(JoinHook):
 
     def _include_late(self, strategy: Strategy) -> None:
         """Let optimizers that the script has created since follow the strategy, too."""
-        self._late = False
-        if strategy == Strategy():  # which they follow from their creation
-            return
-        self._strategy = None
-        problem = self._use(strategy, self._classes)
-        if problem and self._trial is not None:
-            self._finish(self._trial, TrialStatus.CRASHED, problem)
-        elif problem:
-            self._go_on(*self._best)
+        self._late, self._strategy = False, None
+        try:
+            problem = self._use(strategy, self._classes)
+            if problem and self._trial is not None:
+                self._finish(self._trial, TrialStatus.CRASHED, problem)
+            elif problem:
+                self._go_on(*self._best)
+        except NotNowError:  # on all ranks; the next boundary tries it again
+            self._late, self._strategy = True, strategy
 
     def _train(self, expected_step_s: float) -> None:
         """The study has ended: only watch the steps from now on."""

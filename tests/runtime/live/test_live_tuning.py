@@ -877,17 +877,22 @@ def test_a_script_that_goes_on_from_a_checkpoint_leaves_a_note(
     assert (tmp_path / RESUMED_NOTE).exists() is noted
 
 
-@pytest.mark.parametrize("in_trial", [True, False])
+@pytest.mark.parametrize(
+    ("in_trial", "not_before"), [(True, 0), (False, 0), (False, 60)], ids=["trial", "none", "later"]
+)
 def test_an_optimizer_that_cannot_follow_a_strategy_ends_its_trial_or_the_tuning(
-    attached: Attached, in_trial: bool, capsys: pytest.CaptureFixture[str]
+    attached: Attached, in_trial: bool, not_before: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No trial goes on in which optimizers follow two strategies."""
+    """No trial goes on in which optimizers follow two strategies.
+
+    The default may have to wait for operations.
+    """
     use = {"type": "use", **named(FAST)}
     helper = Helper(*([trial(FAST, measured=100)] if in_trial else [use]))
 
     def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
         if number == 50:
-            attached.gone = {FAST}
+            attached.gone, attached.not_before = {FAST}, not_before
             tuning.optimizer_created(Optimizer(), frozenset())
 
     train(attached, helper, lambda _: [200], before_step=before)
