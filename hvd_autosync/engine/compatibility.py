@@ -123,15 +123,22 @@ def nothing_to_reuse(again: str) -> ConfigurationError:
     )
 
 
-def why_not_admitted(study: StudyRecord, options: Options) -> str:
+def why_not_admitted(study: StudyRecord, options: Options, winner: Strategy | None = None) -> str:
     """Return why the options of now do not admit a study's lossy winner; empty if they do.
 
     Args:
         study: The study, without abandoned strategies.
         options: The options of now.
+        winner: A strategy of its space to judge instead of its winner.
+
+    Raises:
+        SpaceError: It is none.
     """
     conclusion = Conclusion.of(study)
-    if conclusion is None or not study.space or study.space.is_exact(conclusion.winner):
+    if conclusion is None or not study.space:
+        return ""
+    winner = conclusion.winner if winner is None else winner
+    if study.space.is_exact(winner):
         return ""
     settings = StudySettings.from_json(study.settings)
     if settings.loss_tolerance > options.loss_tolerance:
@@ -142,8 +149,8 @@ def why_not_admitted(study: StudyRecord, options: Options) -> str:
         return f"its lossy winner was judged in trials of {settings.quality_steps} steps"
     if any(verdict.admissible and not verdict.pairs for verdict in conclusion.verdicts):
         return "its lossy winner was admitted by the rule of an earlier version"
-    alike = study.space.lossy_part(conclusion.winner) == study.space.lossy_part(study.space.default)
-    if not alike and not may_be_used(study.space, conclusion.winner, conclusion.verdicts):
+    alike = study.space.lossy_part(winner) == study.space.lossy_part(study.space.default)
+    if not alike and not may_be_used(study.space, winner, conclusion.verdicts):
         return "its lossy winner was admitted by the verdict on one that may train another model"
     return ""
 

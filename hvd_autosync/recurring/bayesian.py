@@ -117,7 +117,8 @@ class BayesianSearch:
         if expected[next_place] < settings.gain:
             reason = f"no other share is expected to save {settings.gain:.0%}"
             return NextShare(best, True, f"{found}, and {reason}")
-        if len(outcomes) >= settings.runs:
+        # Further ones of BSP alone, which the user has asked for, say nothing about other shares.
+        if 1 + sum(each.share < 1 for each in outcomes) >= settings.runs:
             return NextShare(best, True, f"{found} after {amount(len(outcomes), 'run')}")
         reason = (
             f"it saves {saved[next_place]:.0%} of a run at {best:.4g} and keeps {goal.bound:.6g} "

@@ -63,7 +63,7 @@ class SearchSettings:
             runs at f = 1 differ so much.
         repeats: Runs at f = 1 and, in the binary search, at each share (``R`` in the paper).
         settings: Number of shares that the binary search tries (``M`` in the paper).
-        runs: Largest number of runs of the Bayesian search.
+        runs: Largest number of runs of the Bayesian search, of which those at f = 1 count as one.
         confidence: Least probability to keep the target with which the Bayesian search accepts a
             share.
         gain: The Bayesian search ends if no other share is expected to save this share of a run.

@@ -22,7 +22,7 @@ from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import excluded_for, load_restrictions, tuning_key
 from hvd_autosync.engine.training import RunOutcome, RunReport, TrainingContext, run_training
 from hvd_autosync.engine.training_context import training_context
-from hvd_autosync.errors import AutosyncError, StoreError
+from hvd_autosync.errors import AutosyncError, SpaceError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import NextShare, RecurringOutcome, SearchSettings
@@ -42,7 +42,8 @@ _WHOLE = 0.95
 #: Reason for a run with BSP only, although the search wants another share.
 _UNCOUNTED = (
     "BSP only, because no run could count its samples. Use a torch.utils.data.DataLoader with a "
-    "batch_size, or one whose batches are tensors"
+    "length, and with a batch_size or batches whose tensors all have the samples as their first "
+    "dimension"
 )
 
 
@@ -58,7 +59,8 @@ class Plan:
         total: Samples of all the work; 0: unknown.
         judged: The study that has admitted the lossy knobs other than the protocol, with them as
             its winner; ``None`` without such knobs.
-        notice: Why the lossy knobs of the first run are left out; empty if they are not.
+        notice: Why the lossy knobs of the first run, or of the winner for it, are left out; empty
+            if they are not.
     """
 
     decision: NextShare
@@ -80,9 +82,10 @@ def outcomes_of(runs: Sequence[RunRecord]) -> list[RecurringOutcome]:
 
     Completed runs with another kind of metric than the last one are left out, and a failed run
     whose share has not failed before: it may have failed for another reason, so the share is tried
-    once more.
+    once more. Times are those of as many samples as the last run had: the data may have grown.
     """
     sources = [each.source for each in runs if each.status == "completed"]
+    total = _total(runs)
     found, failed = list[RecurringOutcome](), set[float]()
     for each in runs:
         counts = each.status != "completed" or each.source == sources[-1]
@@ -90,8 +93,14 @@ def outcomes_of(runs: Sequence[RunRecord]) -> list[RecurringOutcome]:
             failed.add(each.share)
             counts = each.share == 1  # the search has its own rule for those with BSP only
         if counts:
-            found.append(RecurringOutcome(each.share, each.metric, each.seconds, each.status))
+            seconds = each.seconds * (total / each.samples if each.samples else 1)
+            found.append(RecurringOutcome(each.share, each.metric, seconds, each.status))
     return found
+
+
+def _total(runs: Sequence[RunRecord]) -> int:
+    """Return the samples of all the work, as the last run has counted them; 0: unknown."""
+    return next((each.samples for each in reversed(runs) if each.samples), 0)
 
 
 def plan_run(job: Job, options: Options, store: TraceStore) -> Plan:
@@ -111,12 +120,15 @@ def plan_run(job: Job, options: Options, store: TraceStore) -> Plan:
     wanted = [strategy_at(each, 1, 0) for each in (*wanted, Strategy())]
     reasons = [_why_left_out(each, study, excluded, options) for each in wanted]
     base = wanted[reasons.index("")]
-    notice = reasons[0] and f"lossy knobs of the first run are left out: {reasons[0]}"
+    of = "first run" if runs else "winner"
+    notice = reasons[0] and f"lossy knobs of the {of} are left out: {reasons[0]}"
     judged = None if study is None or is_exact(base) else replace(study, winner=base)
-    context = TrainingContext() if study is None else training_context(study, store)
+    # Losses are predicted for what it trains under; a newer study may have another winner.
+    known = judged or study
+    context = TrainingContext() if known is None else training_context(known, store)
     # The measured step time does not apply to steps without a barrier, so it is left out.
     context = TrainingContext(context.classes, context.loss_prediction)
-    total = next((each.samples for each in reversed(runs) if each.samples), 0)
+    total = _total(runs)
     if 0 < decision.share < 1 and not total:
         decision = NextShare(1.0, False, _UNCOUNTED)
     strategy = strategy_at(base, decision.share, total)
@@ -133,7 +145,10 @@ def _why_left_out(
         return "no finished study of this job under these options has judged them"
     if is_excluded(base, excluded, study.space):
         return "the loss guard has ended them"
-    return why_not_admitted(study, options)
+    try:
+        return why_not_admitted(study, options, base)
+    except SpaceError:
+        return "the last study of this job has not judged them"
 
 
 def strategy_at(base: Strategy, share: float, total: int) -> Strategy:
@@ -191,6 +206,11 @@ def run_recurring(job: Job, options: Options) -> int:
         )
         return ended.status
     print_line(_result(run, next_run.number))
+    if run.share != next_run.decision.share:
+        print_line(
+            f"it trained on {run.samples} samples instead of {next_run.total}, so f was "
+            f"{run.share:.4g}; the next runs switch by as many samples"
+        )
     print_line(_keep_run(run, job, options, store))
     return ended.status
 
@@ -235,7 +255,7 @@ def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRec
         job.display(),
         timestamp(),
         plan.strategy,
-        plan.decision.share,
+        _share_of(plan, report),
         metric,
         source,
         seconds,
@@ -265,6 +285,17 @@ def _was_tried(plan: Plan, report: RunReport) -> bool:
 def _is_part(plan: Plan, report: RunReport) -> bool:
     """Return whether a run has left out some of the work, as one from a checkpoint does."""
     return 0 < report.samples < _WHOLE * plan.total
+
+
+def _share_of(plan: Plan, report: RunReport) -> float:
+    """Return the share of its work that a run has done under BSP.
+
+    It switches after a number of samples. Where a job has grown, they are a smaller share.
+    """
+    planned = plan.decision.share
+    if 0 < planned < 1 and _WHOLE * report.samples > plan.total:
+        return planned * plan.total / report.samples
+    return planned
 
 
 def _why_not(job: Job, options: Options, plan: Plan, ended: RunOutcome) -> str:

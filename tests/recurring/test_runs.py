@@ -168,6 +168,32 @@ def test_lossy_knobs_do_not_outlast_their_admission(
     assert ("the loss guard has ended this strategy at step 64" in said) is (changed == "fallback")
 
 
+@pytest.mark.parametrize("judged", [True, False])
+def test_a_newer_study_judges_the_lossy_knobs_of_the_first_run(
+    judged: bool, monkeypatch: pytest.MonkeyPatch, options: Options
+) -> None:
+    """Its own winner is exact; it has found the other one worse, or has not tried its codec."""
+    options = replace(options, allow=("codec",), loss_tolerance=0.1)
+    store, lossy = TraceStore(options.store), Strategy({"rest_codec": "bf16"})
+    trainings = Trainings(monkeypatch, came_to(0.9), came_to(0.9))
+    for winner, outcome in ((lossy, Outcome.ADMITTED), (Strategy({"buckets": 2}), Outcome.WORSE)):
+        exact = winner != lossy
+        names = ["buckets"] if exact and not judged else ["buckets", "rest_codec"]
+        study_id = store.create_study(
+            job_key=tuning_key(JOB, options, {}),
+            command=(),
+            settings=StudySettings(loss_tolerance=0.1).to_json(),
+            versions={},
+        ).study_id
+        store.describe_task(study_id, None, SearchSpace(tuple(map(catalogue_knob, names))))
+        verdicts = (Verdict(lossy, outcome, 1.0, 1.0, 0.1, "", 0.01, 4),) if len(names) > 1 else ()
+        conclusion = Conclusion(winner, "it won", "", 0.1, verdicts=verdicts).to_json()
+        store.finish(study_id, StudyStatus.FINISHED, conclusion, winner)
+        run_recurring(JOB, options)
+    assert trainings.strategies[0] == lossy
+    assert strategy_at(trainings.strategies[1], 1, 0) == Strategy({"buckets": 2})
+
+
 def test_a_share_that_fails_twice_is_below_the_target_and_the_status_is_ours(
     monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,6 +327,21 @@ def test_a_run_with_fewer_samples_than_the_work_is_not_counted(
     assert ("it trained on 900 samples, and a whole run on 960" in said) is not counted
     advice = f"hvd-autosync recurring {JOB.key} --forget --store {options.store}"
     assert (advice in said) is not counted
+
+
+def test_a_run_of_a_job_that_has_grown_has_the_share_that_it_has_done(
+    monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has switched after half of the samples before; the next one tries a half again."""
+    trainings = Trainings(monkeypatch, came_to(0.9), came_to(0.9, samples=1920), came_to(0.9, 1920))
+    for _ in range(3):
+        run_recurring(JOB, options)
+    kept = TraceStore(options.store).runs(JOB.key)
+    assert [each.share for each in kept] == [1.0, 0.25, 0.5]
+    assert [each.get("total_samples") for each in trainings.strategies] == [None, 960, 1920]
+    assert "it trained on 1920 samples instead of 960, so f was 0.25" in capsys.readouterr().err
+    first, second, _ = outcomes_of(kept)
+    assert first.seconds == 2 * kept[0].seconds and second.seconds == kept[1].seconds
 
 
 def test_a_run_is_kept_though_nothing_can_be_printed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,13 @@ def test_repeated_runs_of_a_share_count_by_their_mean() -> None:
 def test_the_bayesian_search_ends_where_less_bsp_is_no_faster() -> None:
     game = play(table(speed=1.0), SEARCHES["bayesian"](WANTED), WANTED)
     assert game.share == 1.0 and game.runs <= 4
+
+
+def test_runs_of_the_baseline_take_none_from_the_bayesian_search() -> None:
+    wanted = replace(WANTED, repeats=12)
+    baseline = [RecurringOutcome(1.0, 0.9, 100.0)] * 12
+    decision = SEARCHES["bayesian"](wanted).next_share(baseline)
+    assert not decision.final and decision.share < 1
 
 
 def test_a_failed_run_is_no_second_run_that_was_no_faster() -> None:
