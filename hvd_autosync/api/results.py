@@ -122,8 +122,7 @@ class Study(AskTellStudy):
         if default_result(known) is None:
             return False
         last = known[-1]
-        measured = last.result is not None and last.result.step_time is not None
-        if measured and last.number in repeated_defaults(known):
+        if last.result is not None and last.number in repeated_defaults(known):
             return False  # a process for each trial would measure nothing but the default
         return has_rested(known)
 

@@ -50,9 +50,13 @@ class Losses:
         self._reports_follow = False
         #: Whether a step has ended since the last ``backward()``.
         self._ended = True
+        #: Whether an optimizer of ours has ever made a step: else nobody tells of any.
+        self._stepped = False
         #: Whether this rank has skipped the step that ends now, the last one that has ended, and
-        #: the one that the last report belongs to, if that came after it.
+        #: the one that the last report belongs to.
         self._skipping = self._skipped = self._skipped_reported = False
+        #: Whether the loss of the ``backward()`` before the last one was reported.
+        self._before_reported = False
         #: Whether replicas differed at the last ``backward()``; ``None``: none since a report.
         self._at_backward: bool | None = None
         self._optimizers = _Optimizers()
@@ -69,6 +73,7 @@ class Losses:
 
     def seen(self, loss: torch.Tensor) -> None:
         """Record a scalar whose ``backward()`` was called; no loss once the script reports."""
+        self._before_reported = self._reported and self._at_backward is None
         self._at_backward = in_round = self._in_round_now()
         if not self._reported:
             # A copy: the script may change its tensor in place before this one is read.
@@ -97,7 +102,8 @@ class Losses:
 
     def stepped(self, optimizer: Any) -> None:
         """``optimizer`` has made a step; to repeat the call changes nothing."""
-        self._ended, self._skipped = True, self._skipping
+        self._ended = self._stepped = True
+        self._skipped = self._skipping
         self._optimizers.stepped(optimizer, self.count)
 
     @contextlib.contextmanager
@@ -114,13 +120,19 @@ class Losses:
 
     def may_skip(self) -> None:
         """A step was made or skipped: losses before it are no part of the next one's."""
-        self._skipped = self._skipped or not self._ended
+        if not self._ended and self._stepped:
+            self._skipped = True
+            if self._reported and self._at_backward is None:
+                self._skipped_reported = True
         self._ended = True
 
     def dropped(self) -> None:
         """What was reduced before the last ``backward()`` was dropped, with its losses."""
-        if not self._ended and self._part is not None and not self._reported:
+        if self._ended:
+            return
+        if self._part is not None and not self._reported:
             self._last = self._part
+        self._skipped_reported = self._skipped_reported or self._before_reported
 
     def end_step(self, count: int) -> tuple[torch.Tensor | None, int, bool]:
         """End the step, and take its loss.
@@ -137,8 +149,8 @@ class Losses:
             this rank has skipped the step.
         """
         self._ended = True
-        if self._skipping and not self.late:
-            return None, count, True
+        if (self._skipping or self._skipped) and not self.late:
+            return None, count, True  # a script that marks its steps ends it after it was counted
         if self.count <= count:
             return None, self.count, False
         if self._skipped_reported:

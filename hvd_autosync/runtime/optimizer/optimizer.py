@@ -131,8 +131,9 @@ def broadcast_optimizer_state(
 
 
 def _add_timing(cls: Any, *, adasum: bool) -> None:
-    """Put our ``step`` and ``synchronize`` before those of a class that Horovod created."""
-    cls._horovod_step = cls.step
+    """Put our methods before those of a class that Horovod created."""
+    cls._horovod_step, cls._horovod_zero_grad = cls.step, cls.zero_grad
+    cls.zero_grad = noted_zero_grad
     if adasum:
         cls.step = timed_adasum_step
     else:
@@ -153,6 +154,13 @@ def timed_synchronize(self: Any) -> None:
     """Horovod's ``synchronize``, timed as waiting."""
     with Waiting(current.waited), current.noting_failure:
         type(self)._horovod_synchronize(self)
+
+
+def noted_zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Horovod's ``zero_grad``, perhaps of gradients that the script has refused to step."""
+    type(self)._horovod_zero_grad(self, *args, **kwargs)
+    if current.losses is not None and getattr(self, "_synchronized", False):
+        current.losses.may_skip()
 
 
 def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:

@@ -66,8 +66,9 @@ def left_out(order: str) -> list[float | None]:
 
     Args:
         order: ``b`` is a ``backward()``, ``r`` a report of its loss, ``s`` a step of the optimizer,
-            ``k`` one that is counted as skipped, ``u`` an update of a scaler that has skipped one
-            that nothing counts. Losses are numbered from 1.
+            ``k`` one that is counted as skipped, ``u`` an update of a scaler, or a ``zero_grad()``,
+            after one that nothing counts, ``d`` a ``backward()`` that finds its gradients dropped,
+            ``m`` a mark. Losses are numbered from 1.
     """
     losses, optimizer, seen, loss = Losses(), Optimizer(), 0, 0
     taken: list[float | None] = []
@@ -79,6 +80,11 @@ def left_out(order: str) -> list[float | None]:
             losses.report(torch.tensor(float(loss)))
         elif each == "u":
             losses.may_skip()
+        elif each == "d":
+            losses.dropped()
+        elif each == "m":
+            _, seen, skipped = ended = losses.end_step(seen)
+            taken.append(math.nan if skipped else number(ended))
         else:
             with losses.skipping() if each == "k" else contextlib.nullcontext():
                 losses.stepped(optimizer)
@@ -97,11 +103,43 @@ def left_out(order: str) -> list[float | None]:
         ("bsr bkr bsr bsr", [1, 1, math.nan, 3]),
         ("bsr bur bsr bsr", [1, math.nan, 3]),
         ("bsr bk bsr bsr", [1, 1, None, 3]),
+        ("bsr br u bsr bsr", [1, math.nan, 3]),
+        ("bsr br bd sr bsr", [1, math.nan, 3]),
+        ("bsr bru bsr bsr", [1, math.nan, 3]),
+        ("bum bum bum", [1, 2, 3]),
+        ("burm burm", [1, 2]),
     ],
-    ids=["at once", "later", "reported", "reported later", "not counted", "not reported"],
+    ids=[
+        "at once",
+        "later",
+        "reported",
+        "reported later",
+        "not counted",
+        "not reported",
+        "refused and reported",
+        "dropped and reported",
+        "reported before the update",
+        "no optimizer of ours",
+        "reported without one",
+    ],
 )
 def test_the_loss_of_a_skipped_step_is_left_out(order: str, taken: list[float | None]) -> None:
     assert left_out(order.replace(" ", "")) == pytest.approx(taken, nan_ok=True)
+
+
+def test_a_mark_after_a_step_that_was_counted_as_skipped_takes_no_loss() -> None:
+    losses, optimizer = Losses(), Optimizer()
+    losses.seen(torch.tensor(1.0))
+    losses.stepped(optimizer)
+    assert number(losses.end_step(0)) == 1.0
+    losses.seen(torch.tensor(math.nan))
+    with losses.skipping():
+        losses.stepped(optimizer)
+    losses.may_skip()
+    assert losses.end_step(1) == (None, 1, True)
+    losses.seen(torch.tensor(3.0))
+    losses.stepped(optimizer)
+    assert number(losses.end_step(1)) == 3.0
 
 
 @pytest.mark.parametrize("by_optimizer", [True, False])
