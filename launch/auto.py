@@ -33,8 +33,10 @@ _FAILED = (TrialStatus.CRASHED, TrialStatus.HUNG)
 class AutoRunner:
     """Runs trials warm, and cold if only a fresh launch can run them.
 
-    Under MPI every rank is started by MPI's own process manager, so MPI trials are cold. If a job
-    cannot be forked, the reason is printed once and all its trials run cold.
+    Under MPI every rank is started by MPI's own process manager, so MPI trials are cold. So are
+    those of Gloo where the job itself runs under MPI: a forked script may be slower, and only
+    trials of one kind can be compared. If a job cannot be forked, the reason is printed once and
+    all its trials run cold.
 
     Args:
         job: The job.
@@ -66,7 +68,7 @@ class AutoRunner:
         self._own = own_files
         self._keep_files = keep_files
         self._watch: WatchedFiles | None = None
-        if not cold:
+        if not cold and (job.controller or default_controller(horovod_build())) == "gloo":
             try:
                 self._warm = _warm_runner(job, say, self._files)
             except ConfigurationError as error:
@@ -110,7 +112,7 @@ class AutoRunner:
     def _launch(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
-        if self._warm is None or self._controller(spec) != "gloo":
+        if self._warm is None:
             return self._run_cold(spec, limits, progress)
         try:
             result = self._warm.run(spec, limits, progress)
@@ -187,10 +189,6 @@ class AutoRunner:
         self._say(f"trials run cold, each as a fresh launch: {reason}")
         self._close_warm()
         self._warm = None
-
-    def _controller(self, spec: TrialSpec) -> object:
-        chosen = spec.strategy.get("controller", self._job.controller)
-        return chosen or default_controller(horovod_build())
 
 
 def _check_temporary_folder() -> None:

@@ -72,7 +72,8 @@ def _run_file(path: str) -> None:
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     sys.modules["__main__"] = main
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        # Our own statements of the future are none of the script's.
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, vars(main))
 
 

@@ -65,6 +65,9 @@ class WarmRunner:
         """
         hosts = spec.probe or self._job.hosts
         world_size = sum(host.slots for host in hosts)
+        if self._servers is not None and not self._servers.alive:  # no fault of this strategy's
+            self._servers.kill()
+            self._servers = None
         if self._servers is None:
             starting = Collector(spec, world_size).progress()
             self._servers = ForkServers(

@@ -173,6 +173,12 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
             hint="Give -np and the hosts with -H, and choose --mpi: under LSF Horovod looks for no "
             "networks, which Gloo needs.",
         )
+    if LSFUtils.using_lsf() and not (discovered or elastic or arguments.use_mpi):
+        raise ConfigurationError(
+            "under LSF Horovod may launch by jsrun, which takes no variables of single trials, and "
+            "looks for no networks, which Gloo needs",
+            hint="Choose --mpi.",
+        )
     given_hosts = given_hosts or f"localhost:{arguments.num_proc}"
     command = tuple(arguments.command)
     before = words[: len(words) - len(command)]

@@ -131,6 +131,16 @@ def test_refusals_end_with_status_two_and_the_reason(
     assert named in said and len(said.splitlines()) < 5
 
 
+def test_under_lsf_a_job_has_to_choose_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSB_JOBID", "1")
+    hosts = ["-np", "2", "-H", "a:2"]
+    for words in ([*hosts, *COMMAND], [*hosts, "--gloo", *COMMAND]):
+        with pytest.raises(ConfigurationError, match="under LSF"):
+            read_job(parse_words(words), words)
+    words = [*hosts, "--mpi", *COMMAND]
+    assert read_job(parse_words(words), words)[0].controller == "mpi"
+
+
 def test_an_elastic_job_is_tuned_live_on_the_hosts_that_its_script_names(tmp_path: Path) -> None:
     script = tmp_path / "hosts.sh"
     script.write_text("#!/bin/sh\necho b:2\necho a\necho b:2\n")

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch import auto
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -38,11 +39,6 @@ class Driven:
     def warm(self) -> bool:
         return self.runner._warm is not None
 
-    @property
-    def servers(self) -> object:
-        assert self.runner._warm is not None
-        return self.runner._warm._servers
-
 
 def test_a_message_says_why_a_command_that_is_no_script_runs_cold() -> None:
     driven = Driven("bash", "run.sh")
@@ -54,6 +50,14 @@ def test_a_message_says_why_a_command_that_is_no_script_runs_cold() -> None:
 def test_requested_cold_trials_need_no_message() -> None:
     driven = Driven(sys.executable, str(SCRIPT), cold=True)
     assert not driven.warm and driven.said == []
+
+
+@pytest.mark.parametrize(("default", "warm"), [("gloo", True), ("mpi", False)])
+def test_trials_are_of_one_kind(default: str, warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default under MPI would be launched, and a candidate under Gloo forked."""
+    monkeypatch.setattr(auto, "default_controller", lambda build: default)
+    assert Driven(sys.executable, str(SCRIPT), controller=None).warm is warm
+    assert Driven(sys.executable, str(SCRIPT)).warm
 
 
 class Ends:
@@ -199,16 +203,12 @@ def test_ctrl_c_waits_until_files_are_put_back() -> None:
 
 @pytest.mark.cluster
 @pytest.mark.mpi
-def test_only_trials_under_mpi_are_cold(horovodrun: str) -> None:
+def test_all_trials_of_a_job_under_mpi_are_cold(horovodrun: str) -> None:
     driven = Driven(sys.executable, str(SCRIPT), controller=None)
-    results, servers = [], []
-    for name in ("gloo", "mpi", "gloo"):
-        results.append(driven.run(controller=name))
-        servers.append(driven.servers)
+    results = [driven.run(controller=name) for name in ("gloo", "mpi")]
     driven.runner.close()
-    assert [result.status for result in results] == [TrialStatus.COMPLETED] * 3
-    assert driven.warm and driven.said == []
-    assert servers[0] is not None and servers == [servers[0]] * 3
+    assert [result.status for result in results] == [TrialStatus.COMPLETED] * 2
+    assert not driven.warm and driven.said == []
 
 
 @pytest.mark.cluster

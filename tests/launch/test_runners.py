@@ -35,7 +35,7 @@ def job_of(*script_arguments: str, controller: str = "gloo") -> Job:
     return Job(("-np", "2", f"--{controller}"), command, (Host("localhost", 2),), controller)
 
 
-def warm(job: Job) -> TrialRunner:
+def warm(job: Job) -> WarmRunner:
     return WarmRunner(job, user_script(job.command))
 
 
@@ -255,6 +255,20 @@ def test_a_trial_that_fails_does_not_touch_the_next(run: Run, fault: str) -> Non
     good, bad = TrialStatus.COMPLETED, statuses[1]
     assert statuses == [good, bad, good, good]
     assert bad is (TrialStatus.HUNG if fault == "hang" else TrialStatus.CRASHED)
+
+
+def test_servers_that_have_ended_between_two_trials_are_no_fault_of_the_next() -> None:
+    """As by a host that was started again, or one that had no memory left."""
+    before, runner = set(processes_that_mention(SCRIPT.name)), warm(job_of())
+    try:
+        assert run_tiny(runner).status is TrialStatus.COMPLETED
+        assert runner._servers is not None and runner._servers._process is not None
+        runner._servers._process.kill()
+        runner._servers._process.wait()
+        assert run_tiny(runner).status is TrialStatus.COMPLETED
+    finally:
+        runner.close()
+    await_end_of_all_but(before)
 
 
 def test_each_trial_starts_with_fresh_randomness(run: Run) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.forked_trial import _run_file
 from hvd_autosync.launch.user_script import module_file, script_word, user_script
 
 PYTHON = sys.executable
@@ -31,6 +32,17 @@ def test_options_of_the_interpreter_are_separated_from_those_of_the_script() -> 
     found = user_script([PYTHON, "-u", "-W", "ignore", "-Xdev", "-OuW", "once", "train.py", "-v"])
     assert found.options == ("-u", "-W", "ignore", "-Xdev", "-OuW", "once")
     assert found.arguments == ("-v",)
+
+
+def test_a_forked_script_has_the_annotations_of_a_started_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Classes of options are often read by them."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    script = tmp_path / "train.py"
+    script.write_text("width: int = 3")
+    _run_file(str(script))
+    assert vars(sys.modules["__main__"])["__annotations__"] == {"width": int}
 
 
 def test_a_module() -> None:
