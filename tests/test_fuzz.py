@@ -373,7 +373,7 @@ def use_trace(store: TraceStore, path: Path) -> None:
         for strategy in (study.winner or Strategy(), *(trial.strategy for trial in trials)):
             horovod_settings(strategy)
         if study.task is not None and study.space is not None:
-            store.find_finished_task(study.task.fingerprint, study.space.key)
+            store.finished_of_task(study.task.fingerprint, study.space.key)
         export_study(store, study_id, io.StringIO())
         with contextlib.suppress(AutosyncError):
             console.print(*explain(store, study_id))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hvd_autosync.errors import TraceFormatError
+from hvd_autosync.study.budget import FEWEST_TRIALS
+from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 
@@ -25,13 +27,13 @@ def of_same_task(
         on_notice: Receives a line about a study that cannot be read.
 
     Returns:
-        ``None`` if no such study is known, or its winner may be wrong for this job.
+        ``None`` if no such study is known or has shown anything, or its winner may be wrong for
+        this job.
     """
     task, space = study.task, study.space
     assert task is not None and space is not None, "the default trial has ended"
-    known = store.find_finished_task(task.fingerprint, space.key)
     try:
-        earlier = Conclusion.of(known) if known else None
+        known, earlier = _newest(store, store.finished_of_task(task.fingerprint, space.key))
     except TraceFormatError as error:  # it may be of another job
         on_notice(f"{error.message}; its winner is not reused")
         return None
@@ -51,3 +53,27 @@ def of_same_task(
         earlier.comparisons,
         source=earlier.source or known.study_id,
     )
+
+
+def _newest(
+    store: TraceStore, studies: Sequence[StudyRecord]
+) -> tuple[StudyRecord | None, Conclusion | None]:
+    """Return the first study that has shown something, with its conclusion.
+
+    One that kept the default because its trials or minutes had ended before says nothing of what
+    the task can gain.
+
+    Raises:
+        TraceFormatError: Its conclusion is damaged.
+    """
+    for study in studies:
+        conclusion = Conclusion.of(study)
+        if conclusion is None or study.space is None:
+            continue
+        complete = study.space.complete
+        shown = conclusion.comparisons or complete(conclusion.winner) != complete({})
+        if shown or conclusion.source:
+            return study, conclusion
+        if len(explored(store.trials(study.study_id))) >= FEWEST_TRIALS:
+            return study, conclusion
+    return None, None

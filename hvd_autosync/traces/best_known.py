@@ -25,8 +25,9 @@ def best_known(
 ) -> dict[str, Any] | None:
     """Return the winner of the newest study of a model on a layout, as a strategy document.
 
-    Studies with drift and damaged ones are skipped; so are winners that the loss guard has ended in
-    a training, and lossy ones: the losses that admitted them are those of another training.
+    Studies with drift, damaged ones, and those that kept the default without a comparison are
+    skipped; so are winners that the loss guard has ended in a training, and lossy ones: the losses
+    that admitted them are those of another training.
 
     Args:
         store: The store of the studies.
@@ -44,6 +45,8 @@ def best_known(
             continue
         model, resources = study.task.model, study.task.resources
         if study.drift or resources.device != device or study.winner in ended:
+            continue
+        if not study.winner and not (study.outcome or {}).get("comparisons"):
             continue
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
         if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):

@@ -63,20 +63,18 @@ def study_records(
     return found
 
 
-def newest_finished(
-    connection: Connection, *, skip_damaged: bool = False, **columns: str
-) -> StudyRecord | None:
-    """Return the newest finished study that has a winner and these values of its columns.
+def finished(
+    connection: Connection, *, limit: int | None = None, skip_damaged: bool = False, **columns: str
+) -> list[StudyRecord]:
+    """Return the finished studies with a winner and these values of columns, newest first.
 
     Raises:
-        TraceFormatError: It is damaged, unless ``skip_damaged``.
+        TraceFormatError: One is damaged, unless ``skip_damaged``.
     """
     wanted = {"status": StudyStatus.FINISHED.value, **columns}
     conditions = [STUDIES.c[name] == value for name, value in wanted.items()]
     conditions.append(STUDIES.c.winner.is_not(None))
-    limit = None if skip_damaged else 1
-    found = study_records(connection, *conditions, limit=limit, skip_damaged=skip_damaged)
-    return found[0] if found else None
+    return study_records(connection, *conditions, limit=limit, skip_damaged=skip_damaged)
 
 
 def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:

@@ -345,17 +345,17 @@ class TraceStore:
     def find_finished(self, job_key: str) -> StudyRecord | None:
         """Return the newest finished study of a job that has a winner, whatever its settings."""
         with self._database.reading() as connection:
-            return rows.newest_finished(connection, job_key=job_key)
+            return next(iter(rows.finished(connection, limit=1, job_key=job_key)), None)
 
     @repeated
-    def find_finished_task(self, fingerprint: str, space_key: str) -> StudyRecord | None:
-        """Return the newest finished study of the same task and space that has a winner.
+    def finished_of_task(self, fingerprint: str, space_key: str) -> list[StudyRecord]:
+        """Return the finished studies of a task and space that have a winner, newest first.
 
         Damaged studies are left out, because they may be of other jobs.
         """
         columns = {"fingerprint": fingerprint, "space_key": space_key}
         with self._database.reading() as connection:
-            return rows.newest_finished(connection, skip_damaged=True, **columns)
+            return rows.finished(connection, skip_damaged=True, **columns)
 
     @repeated
     def find_links(self, cluster_key: str) -> Links | None:

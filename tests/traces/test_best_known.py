@@ -38,13 +38,13 @@ def tuned(
     lossy: Knob | None = None,
     **knobs: int,
 ) -> str:
-    """A finished study of the model, won by that number of buckets; its id."""
+    """A finished study of the model, won by that number of buckets, or 0: the default; its id."""
     study = store.create_study(job_key="job", command=(), settings={}, versions={})
     build = HorovodBuild("0.28.1", gloo=True, mpi=False)
     task = Task(MODEL, Resources((Host("a", slots),), device, build))
     space = SearchSpace((catalogue_knob("buckets"), *([] if lossy is None else [lossy])))
     store.describe_task(study.study_id, task, space)
-    winner = Strategy({"buckets": buckets, **knobs})
+    winner = Strategy({"buckets": buckets, **knobs} if buckets else knobs)
     store.finish(study.study_id, StudyStatus.FINISHED, {}, winner)
     return study.study_id
 
@@ -62,6 +62,13 @@ def test_the_newest_of_the_same_layout_on_the_same_device_answers(store: TraceSt
     found = best_known(store, PARAMETERS, [2], "cpu")
     assert found is not None and found["knobs"] == {"buckets": 3}
     assert best_known(store, PARAMETERS, [2, 2], "cpu") is None
+
+
+def test_a_study_that_has_compared_nothing_hides_no_other(store: TraceStore) -> None:
+    tuned(store, 2)
+    tuned(store, 0)
+    found = best_known(store, PARAMETERS, [2], "cpu")
+    assert found is not None and found["knobs"] == {"buckets": 2}
 
 
 def test_a_winner_whose_steps_became_slower_is_not_taken(store: TraceStore) -> None:

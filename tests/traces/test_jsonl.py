@@ -57,8 +57,8 @@ def test_an_export_is_imported_without_loss(
     assert import_studies(other, file) == [finished.study_id]
     assert _content(other, finished.study_id) == _content(store, finished.study_id)
     assert finished.task is not None and finished.space is not None
-    found = other.find_finished_task(finished.task.fingerprint, finished.space.key)
-    assert found is not None and found.study_id == finished.study_id
+    (found,) = other.finished_of_task(finished.task.fingerprint, finished.space.key)
+    assert found.study_id == finished.study_id
 
 
 def test_lines_are_plain_ascii_json_with_units(file: Path) -> None:

@@ -272,16 +272,16 @@ def test_find_finished_wants_the_job_and_the_newest(store: TraceStore, create: C
     assert store.find_finished("job of nobody") is None
 
 
-def test_find_finished_task_wants_task_and_space(
+def test_finished_of_task_wants_task_and_space(
     store: TraceStore, finished: StudyRecord, create: Create, task: Task, space: SearchSpace
 ) -> None:
     running = create().study_id
     store.describe_task(running, task, space)
-    found = store.find_finished_task(task.fingerprint, space.key)
-    assert found is not None and found.study_id == finished.study_id
+    (found,) = store.finished_of_task(task.fingerprint, space.key)
+    assert found.study_id == finished.study_id
     wider = build_space(task.model, task.resources)
-    assert store.find_finished_task(task.fingerprint, wider.key) is None
-    assert store.find_finished_task("0" * 12, space.key) is None
+    assert store.finished_of_task(task.fingerprint, wider.key) == []
+    assert store.finished_of_task("0" * 12, space.key) == []
 
 
 def test_a_deleted_study_is_gone_with_its_trials(
@@ -346,8 +346,8 @@ def test_a_damaged_study_of_the_same_task_is_left_out(
     store.describe_task(newer, task, finished.space)
     store.finish(newer, StudyStatus.FINISHED, {}, Strategy())
     _change(path, "UPDATE hvd_autosync_studies SET settings = '{' WHERE study_id = ?", newer)
-    found = store.find_finished_task(task.fingerprint, finished.space.key)
-    assert found is not None and found.study_id == finished.study_id
+    (found,) = store.finished_of_task(task.fingerprint, finished.space.key)
+    assert found.study_id == finished.study_id
 
 
 @pytest.mark.parametrize("column", ["settings", "task", "owner"])

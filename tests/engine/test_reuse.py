@@ -1,0 +1,82 @@
+"""Which finished study of the same task ends a new one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.engine.reuse import of_same_task
+from hvd_autosync.search_space import (
+    HorovodBuild,
+    Host,
+    ModelProfile,
+    ParameterProfile,
+    RankReport,
+    Resources,
+    SearchSpace,
+    Strategy,
+    Task,
+    TrialResult,
+    TrialStatus,
+    catalogue_knob,
+)
+from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.values import Conclusion
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+
+MODEL = ModelProfile((ParameterProfile("weight", (4, 4), "float32"),))
+TASK = Task(MODEL, Resources((Host("a", 2),), "cpu", HorovodBuild("0.28.1", True, False)))
+SPACE = SearchSpace((catalogue_knob("buckets"),))
+WINNER = Strategy({"buckets": 2})
+FOUND = Conclusion(
+    WINNER, "it won", "all 20 trials were used", 0.1, (Comparison(WINNER, 2.0, 1.9, 2.1, 3),)
+)
+KEPT = Conclusion(Strategy(), "nothing was faster", "the only trial was used", 0.1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TraceStore:
+    return TraceStore(tmp_path / "traces.db")
+
+
+def study(store: TraceStore, conclusion: Conclusion | None = None, trials: int = 1) -> StudyRecord:
+    """A study of the task; ``None``: a running one."""
+    made = store.create_study(job_key="job", command=(), settings={}, versions={})
+    store.describe_task(made.study_id, TASK, SPACE)
+    measured = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", (0.1,) * 20),))
+    for number in range(trials):
+        kind = "sobol" if number else "default"
+        store.tell(made.study_id, store.ask(made.study_id, Strategy(), kind, {}), measured)
+    if conclusion is not None:
+        values = conclusion.to_json()
+        store.finish(made.study_id, StudyStatus.FINISHED, values, conclusion.winner)
+    return store.study(made.study_id)
+
+
+@pytest.mark.parametrize(("trials", "hidden"), [(1, False), (3, False), (4, True)])
+def test_a_study_that_has_tried_next_to_nothing_hides_no_winner(
+    trials: int, hidden: bool, store: TraceStore
+) -> None:
+    """As one under ``--autosync-trials 1``, or whose minutes were over at once."""
+    first = study(store, FOUND, trials=20)
+    second = study(store, KEPT, trials=trials)
+    found = of_same_task(store, study(store), 0.1, print)
+    assert found is not None
+    assert found.source == (second if hidden else first).study_id
+    assert found.winner == (Strategy() if hidden else WINNER)
+
+
+def test_a_study_that_has_tried_next_to_nothing_ends_no_other(store: TraceStore) -> None:
+    study(store, KEPT)
+    assert of_same_task(store, study(store), 0.1, print) is None
+
+
+def test_what_was_taken_over_is_taken_over_again(store: TraceStore) -> None:
+    first = study(store, FOUND, trials=20)
+    taken = of_same_task(store, study(store), 0.1, print)
+    assert taken is not None
+    study(store, taken)
+    store.delete(first.study_id)
+    again = of_same_task(store, study(store), 0.1, print)
+    assert again is not None and (again.winner, again.source) == (WINNER, first.study_id)
