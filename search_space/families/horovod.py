@@ -34,6 +34,10 @@ def _several_gpus_per_host(situation: Situation) -> bool:
     return situation.on_gpu and situation.resources.two_levels
 
 
+def _several_gpus_per_host_under_mpi(situation: Situation) -> bool:
+    return _several_gpus_per_host(situation) and situation.can_be_under_mpi
+
+
 def _on_gpu(situation: Situation) -> bool:
     return situation.on_gpu
 
@@ -156,13 +160,14 @@ HIERARCHICAL_ALLREDUCE = KnobSpec(
         "host.",
     ),
     sets=Variable("HOROVOD_HIERARCHICAL_ALLREDUCE", reread=True),
-    when="NCCL; several hosts with several ranks each",
-    applies=_several_gpus_per_host,
+    when="NCCL; MPI; several hosts with several ranks each",
+    applies=_several_gpus_per_host_under_mpi,
+    narrow=_only_under_mpi,
     doc="""
     sums by NCCL within a host, by MPI across hosts, and distributes by NCCL. It matters with
     several GPUs per host and a network much slower than their links. Not run here, for lack of
-    GPUs. On processors Horovod ignores the variable; our exchange `hierarchical` is the
-    counterpart.
+    GPUs. Without MPI, and on processors, Horovod ignores the variable; our exchange `hierarchical`
+    is the counterpart.
     """,
 )
 TORUS_ALLREDUCE = KnobSpec(
@@ -171,15 +176,14 @@ TORUS_ALLREDUCE = KnobSpec(
         (False, True),
         False,
         help="Two-dimensional (torus) NCCL allreduce: within hosts and across hosts.",
-        condition=Condition("hierarchical_allreduce", (False,)),
     ),
     sets=Variable("HOROVOD_TORUS_ALLREDUCE", reread=True),
     when="NCCL; several hosts with several ranks each",
     applies=_several_gpus_per_host,
     doc="""
     is NCCL's allreduce in two dimensions, within hosts and across them. It matters where
-    `hierarchical_allreduce` does, and is tuned only while that is off. Not run here, for lack of
-    several GPUs on several hosts.
+    `hierarchical_allreduce` does, also without MPI; where both are on, that one is used. Not run
+    here, for lack of several GPUs on several hosts.
     """,
 )
 HIERARCHICAL_ALLGATHER = KnobSpec(

@@ -56,6 +56,20 @@ def test_hierarchies_need_several_ranks_on_each_of_several_hosts(
     assert "hierarchical_allreduce" not in names(build_space(model, flat))
 
 
+def test_without_mpi_horovod_has_a_torus_and_no_hierarchy(
+    model: ModelProfile, gpu_cluster: Resources
+) -> None:
+    """``CreateOperationManager`` of its ``common/operations.cc``."""
+    gloo = replace(gpu_cluster, build=replace(gpu_cluster.build, gloo=True, mpi=False))
+    found = names(build_space(model, gloo))
+    assert "torus_allreduce" in found and "hierarchical_allreduce" not in found
+    both = replace(gpu_cluster, build=replace(gpu_cluster.build, gloo=True, mpi=True))
+    space = build_space(model, both)
+    under_gloo = {"controller": "gloo", "hierarchical_allreduce": True, "torus_allreduce": True}
+    assert set(space.complete(under_gloo)).isdisjoint({"hierarchical_allreduce"})
+    assert space.complete(under_gloo)["torus_allreduce"] is True
+
+
 def test_hierarchical_allgather_needs_sparse_gradients_and_mpi(one_host: Resources) -> None:
     sparse = ModelProfile((ParameterProfile("e", (9, 9), "float32", True, 0),))
     two_levels = replace(one_host, hosts=(Host("a", 2), Host("b", 2)))
