@@ -62,6 +62,8 @@ class ChangedGradients:
         for parameter in parameters:
             if parameter in self._noted:
                 gradient, version, bits = self._noted[parameter]
+                if version is not None and version == gradient._version:
+                    continue  # each of its writes counts, and a sum is a pass over memory
                 version = None if version is None else gradient._version
                 bits = None if bits is None else _sum_of_bits(gradient)
                 self._noted[parameter] = (gradient, version, bits)

@@ -108,7 +108,7 @@ class Losses:
 
     @contextlib.contextmanager
     def skipping(self) -> Iterator[None]:
-        """The step that ends meanwhile is one that this rank has skipped.
+        """Enter the end of a step that this rank has skipped.
 
         It may be counted after the next ``backward()``, whose loss belongs to the step after it.
         """
