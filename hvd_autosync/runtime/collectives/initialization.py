@@ -14,7 +14,7 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 from horovod.torch import mpi_ops
 
-from hvd_autosync.runtime.collectives.launcher_use import import_mpi4py
+from hvd_autosync.runtime.collectives.launcher_use import finalize_mpi, import_mpi4py
 from hvd_autosync.search_space.horovod_settings import (
     PROCESS_SETS_VARIABLE,
     kept_by_horovod,
@@ -108,6 +108,12 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
             initialized()
 
     return recording
+
+
+def after_shutdown() -> None:
+    """Finalize MPI as ``hvd.shutdown()`` does without us, if the script has called it."""
+    if not mpi_ops._basics.is_initialized():
+        finalize_mpi()
 
 
 def registered_process_sets() -> dict[int, list[int]]:

@@ -8,7 +8,9 @@ on the controller.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import re
 import site
 import sys
@@ -26,18 +28,41 @@ _OF_LAUNCHERS = re.compile(
 #: Packages whose own use of it is none of the script's.
 _OURS = ("mpi4py", "hvd_autosync", "horovod")
 
-#: Whether the first import was ours.
-_imported_here = False
+#: The process in which the first import was ours; 0: none.
+_imported_by = 0
 
 
 def import_mpi4py() -> None:
-    """Import mpi4py, if it is installed, in a job under MPI; this initializes MPI."""
-    global _imported_here
-    if sys.modules.get(_MODULE) is None:
-        with contextlib.suppress(ImportError):
-            import mpi4py.MPI  # noqa: F401
+    """Import mpi4py, if it is installed, in a job under MPI; this initializes MPI.
 
-            _imported_here = True
+    MPI is finalized where the process ends, unless an exception ends it: that waits for all other
+    ranks, and mpirun ends them at once if a rank ends without it. Call it before ``hvd.init()``, so
+    that it comes after Horovod's own end.
+    """
+    global _imported_by
+    if sys.modules.get(_MODULE) is None:
+        # It raises RuntimeError where it finds no library.
+        with contextlib.suppress(ImportError, RuntimeError):
+            import mpi4py
+
+            mpi4py.rc(finalize=False)
+            import mpi4py.MPI
+
+            _imported_by = os.getpid()
+            atexit.register(_end_mpi)
+
+
+def finalize_mpi() -> None:
+    """Finalize MPI if :func:`import_mpi4py` has initialized it in this process."""
+    if _imported_by == os.getpid():
+        mpi = sys.modules[_MODULE]
+        if mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.Finalize()
+
+
+def _end_mpi() -> None:
+    if getattr(sys, "last_value", None) is None:
+        finalize_mpi()
 
 
 def script_needs_launcher() -> bool:
@@ -77,7 +102,7 @@ def _names_variable(file: Path) -> bool:
 def _uses_mpi4py() -> bool:
     if sys.modules.get(_MODULE) is None:
         return False
-    if not _imported_here:
+    if not _imported_by:
         return True
     modules = [
         module

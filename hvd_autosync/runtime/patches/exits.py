@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.initialization import after_shutdown
 from hvd_autosync.util import patches
 
 
@@ -28,6 +29,7 @@ def call_at_exit(ending: Callable[[], None]) -> None:
             try:
                 if status == 0:
                     ending()
+                    after_shutdown()
             finally:
                 leave(status)
 

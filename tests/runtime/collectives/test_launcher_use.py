@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +28,7 @@ def mpi(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("mpi4py.MPI")
     package = ModuleType("mpi4py")
     vars(package)["MPI"] = module
-    monkeypatch.setattr(launcher_use, "_imported_here", False)
+    monkeypatch.setattr(launcher_use, "_imported_by", 0)
     monkeypatch.setattr(launcher_use, "_files_of_script", lambda: [])
     monkeypatch.setitem(sys.modules, "mpi4py", package)
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
@@ -76,7 +77,7 @@ def test_a_script_that_imports_it_after_we_did(
     mpi: ModuleType, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
-    monkeypatch.setattr(launcher_use, "_imported_here", True)
+    monkeypatch.setattr(launcher_use, "_imported_by", os.getpid())
     values = {"module": mpi, "package": sys.modules["mpi4py"], "communicator": Communicator()}
     script = ModuleType("script")
     vars(script)["name"] = values.get(what)

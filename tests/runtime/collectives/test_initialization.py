@@ -1,0 +1,40 @@
+"""How ranks under MPI end, where our import of mpi4py has initialized it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).parents[1] / "workers" / "mpi_end.py"
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.mpi,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("horovodrun"),
+]
+
+
+def run(kind: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
+    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    return subprocess.run(
+        [*words, sys.executable, str(WORKER), kind],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+
+
+def test_a_rank_that_fails_waits_for_no_other() -> None:
+    """As with Horovod alone, which finalizes MPI on all ranks where one shuts it down."""
+    done = run("fails")
+    assert done.returncode == 1 and "deliberate" in done.stdout, done.stdout
+
+
+def test_a_rank_that_leaves_after_its_shutdown_ends_no_other() -> None:
+    done = run("leaves")
+    assert done.returncode == 0 and "saved" in done.stdout, done.stdout
