@@ -64,7 +64,11 @@ def study_records(
 
 
 def finished(
-    connection: Connection, *, limit: int | None = None, skip_damaged: bool = False, **columns: str
+    connection: Connection,
+    columns: Mapping[str, str],
+    *,
+    limit: int | None = None,
+    skip_damaged: bool = False,
 ) -> list[StudyRecord]:
     """Return the finished studies with a winner and these values of columns, newest first.
 

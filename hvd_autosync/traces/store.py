@@ -345,7 +345,7 @@ class TraceStore:
     def find_finished(self, job_key: str) -> StudyRecord | None:
         """Return the newest finished study of a job that has a winner, whatever its settings."""
         with self._database.reading() as connection:
-            return next(iter(rows.finished(connection, limit=1, job_key=job_key)), None)
+            return next(iter(rows.finished(connection, {"job_key": job_key}, limit=1)), None)
 
     @repeated
     def finished_of_task(self, fingerprint: str, space_key: str) -> list[StudyRecord]:
@@ -355,7 +355,7 @@ class TraceStore:
         """
         columns = {"fingerprint": fingerprint, "space_key": space_key}
         with self._database.reading() as connection:
-            return rows.finished(connection, skip_damaged=True, **columns)
+            return rows.finished(connection, columns, skip_damaged=True)
 
     @repeated
     def find_links(self, cluster_key: str) -> Links | None:
