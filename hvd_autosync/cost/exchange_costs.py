@@ -125,15 +125,18 @@ def exchange_costs(
         operations = np.where(codec == each, count, operations)
     for each, count in _OPERATIONS.items():
         operations = np.where(exchange == each, count, operations)
-    # Where no bits repeat, gradients soon travel by plain allreduces.
-    asked = columns.lossless(name)
+    # Where no bits repeat, gradients soon travel by plain allreduces. So do the changes of
+    # parameters that rounds of local steps exchange.
+    asked = columns.lossless(name) & (columns.rounds() == 1)
     lossless = asked & (gradients.coded[own][:, None] < 1)
     coded, summed = gradients.coded[own][:, None], gradients.summed[own][:, None]
     of_two = resources.world_size == 2
     coded_share = coded if of_two else _parts_share(resources, coded, summed)
     flat = lossless & (exchange == "allreduce")
     wire_s = np.where(flat, wire_s * coded_share, wire_s)
-    operations = np.where(lossless, operations + _LOSSLESS_OPERATIONS - 1, operations)
+    # All but a plain allreduce count the check already.
+    further = _LOSSLESS_OPERATIONS - np.where(exchange == "allreduce", 1, 2)
+    operations = np.where(lossless, operations + further, operations)
     coding_s, all_bytes = gradients.coding_s[own][:, None], np.maximum(size, 1)
     timed = coding_s / (all_bytes * PASS_S_PER_BYTE)
     coding = np.where(coding_s > 0, timed, _LOSSLESS_PASSES)

@@ -433,6 +433,18 @@ def test_lossless_codes_save_what_repeats(model: ModelProfile, slow_network: Res
     assert plain - coded == pytest.approx(0.15 * matrix / 12.5e6 - coding_s / 2, abs=0.02)
 
 
+def test_what_repeats_in_gradients_does_not_in_changes_of_parameters(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    """Which rounds of local steps exchange."""
+    rounds: list[dict[str, Value]] = [
+        {"local_steps": 4},
+        {"local_steps": 4, "large_lossless": True},
+    ]
+    plain, coded = CostModel(_repeating(model, 0.35, 0.85), slow_network).predict(rounds)
+    assert coded == plain
+
+
 def test_coded_factors_save_what_repeats(model: ModelProfile, slow_network: Resources) -> None:
     table, matrix, *small = model.parameters
     two = replace(
