@@ -100,7 +100,7 @@ def _refuse(arguments: argparse.Namespace) -> None:
     if arguments.use_jsrun:
         raise ConfigurationError(
             "jsrun jobs are not supported: it takes no variables of single trials",
-            hint="Use --gloo or --mpi.",
+            hint="Use --mpi.",
         )
 
 

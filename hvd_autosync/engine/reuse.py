@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hvd_autosync.errors import TraceFormatError
+from hvd_autosync.errors import SpaceError, TraceFormatError
 from hvd_autosync.study.budget import FEWEST_TRIALS
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import Conclusion
@@ -34,7 +34,7 @@ def of_same_task(
     assert task is not None and space is not None, "the default trial has ended"
     try:
         known, earlier = _newest(store, store.finished_of_task(task.fingerprint, space.key))
-    except TraceFormatError as error:  # it may be of another job
+    except (TraceFormatError, SpaceError) as error:  # it may be of another job
         on_notice(f"{error.message}; its winner is not reused")
         return None
     if known is None or earlier is None or known.drift or known.fallbacks:
@@ -65,6 +65,7 @@ def _newest(
 
     Raises:
         TraceFormatError: Its conclusion is damaged.
+        SpaceError: Its winner lies in no space of its own.
     """
     for study in studies:
         conclusion = Conclusion.of(study)

@@ -25,12 +25,14 @@ class RecurringOutcome:
         metric: Its metric; larger is better. NaN if it failed or diverged.
         seconds: Its duration.
         status: ``completed``, ``diverged`` or ``failed``.
+        planned: The share that was planned, which is another one if the work has grown.
     """
 
     share: float
     metric: float
     seconds: float
     status: str = "completed"
+    planned: float = math.nan
 
     @property
     def finite(self) -> bool:
@@ -133,8 +135,8 @@ class Goal:
 
 
 def at_share(outcomes: Sequence[RecurringOutcome], share: float) -> list[RecurringOutcome]:
-    """Return the runs with that share."""
-    return [each for each in outcomes if each.share == share]
+    """Return the runs that had that share, or were planned with it."""
+    return [each for each in outcomes if share in (each.share, each.planned)]
 
 
 def goal_of(outcomes: Sequence[RecurringOutcome], settings: SearchSettings) -> Goal | NextShare:

@@ -94,7 +94,9 @@ def outcomes_of(runs: Sequence[RunRecord]) -> list[RecurringOutcome]:
             counts = each.share == 1  # the search has its own rule for those with BSP only
         if counts:
             seconds = each.seconds * (total / each.samples if each.samples else 1)
-            found.append(RecurringOutcome(each.share, each.metric, seconds, each.status))
+            planned = float(each.strategy.get("sync_share", 1.0))
+            outcome = RecurringOutcome(each.share, each.metric, seconds, each.status, planned)
+            found.append(outcome)
     return found
 
 

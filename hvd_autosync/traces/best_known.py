@@ -46,7 +46,8 @@ def best_known(
         model, resources = study.task.model, study.task.resources
         if study.drift or resources.device != device or study.winner in ended:
             continue
-        if not study.winner and not (study.outcome or {}).get("comparisons"):
+        kept = study.space is not None and study.winner == study.space.default
+        if kept and not (study.outcome or {}).get("comparisons"):
             continue
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
         if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):

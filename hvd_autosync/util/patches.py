@@ -156,6 +156,12 @@ PATCHES = (
         "a training that is tuned in its own steps ends by itself, not by a failure",
     ),
     Patch(
+        "end of MPI",
+        "os._exit",
+        "runtime/collectives/launcher_use.py",
+        "a script that ends by it after its shutdown() ends no other rank under MPI",
+    ),
+    Patch(
         "failed operations",
         "horovod.common.exceptions.HorovodInternalError.__init__",
         "runtime/patches/exits.py",

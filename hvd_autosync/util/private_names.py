@@ -277,6 +277,7 @@ PRIVATE_NAMES = (
             "runtime/live/attach.py",
             "runtime/measure/profiler.py",
             "runtime/optimizer/horovods_exchange.py",
+            "runtime/optimizer/optimizer.py",
             "runtime/optimizer/strategy_optimizer.py",
             "runtime/sync/equal_states.py",
             "runtime/sync/no_barrier.py",

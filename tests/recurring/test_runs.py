@@ -332,16 +332,27 @@ def test_a_run_with_fewer_samples_than_the_work_is_not_counted(
 def test_a_run_of_a_job_that_has_grown_has_the_share_that_it_has_done(
     monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has switched after half of the samples before; the next one tries a half again."""
-    trainings = Trainings(monkeypatch, came_to(0.9), came_to(0.9, samples=1920), came_to(0.9, 1920))
-    for _ in range(3):
+    """It has switched after half of the samples before, and kept the metric: less is tried."""
+    ended = [came_to(0.9), came_to(0.9, 1920), came_to(0.9, 1920)]
+    trainings = Trainings(monkeypatch, *ended)
+    for _ in ended:
         run_recurring(JOB, options)
     kept = TraceStore(options.store).runs(JOB.key)
-    assert [each.share for each in kept] == [1.0, 0.25, 0.5]
+    assert [each.share for each in kept] == [1.0, 0.25, 0.125]
     assert [each.get("total_samples") for each in trainings.strategies] == [None, 960, 1920]
     assert "it trained on 1920 samples instead of 960, so f was 0.25" in capsys.readouterr().err
     first, second, _ = outcomes_of(kept)
     assert first.seconds == 2 * kept[0].seconds and second.seconds == kept[1].seconds
+
+
+def test_the_search_ends_though_the_data_grow(
+    monkeypatch: pytest.MonkeyPatch, options: Options
+) -> None:
+    ended = [came_to(0.9, round(960 * 1.1**number)) for number in range(6)]
+    Trainings(monkeypatch, *ended)
+    for _ in ended:
+        run_recurring(JOB, options)
+    assert plan_run(JOB, options, TraceStore(options.store)).decision.final
 
 
 def test_a_run_is_kept_though_nothing_can_be_printed(

@@ -44,7 +44,7 @@ def tuned(
     task = Task(MODEL, Resources((Host("a", slots),), device, build))
     space = SearchSpace((catalogue_knob("buckets"), *([] if lossy is None else [lossy])))
     store.describe_task(study.study_id, task, space)
-    winner = Strategy({"buckets": buckets, **knobs} if buckets else knobs)
+    winner = Strategy({"buckets": buckets, **knobs}) if buckets else space.default
     store.finish(study.study_id, StudyStatus.FINISHED, {}, winner)
     return study.study_id
 

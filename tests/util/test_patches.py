@@ -57,6 +57,7 @@ from hvd_autosync.runtime.install.activation import activate
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.patches import epochs
 from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.runtime.collectives.launcher_use import finalize_at_end
 from hvd_autosync.runtime.patches.evaluation import watch_evaluation
 from hvd_autosync.runtime.patches.exits import call_at_exit, watch_failed_operations
 from hvd_autosync.runtime.patches.gradient_weight import weight_backward
@@ -100,6 +101,7 @@ installers = {
     "epochs": epochs._listen,
     "evaluation": lambda: watch_evaluation(print),
     "end without clean-up": lambda: call_at_exit(int),
+    "end of MPI": finalize_at_end,
     "failed operations": watch_failed_operations,
     "linear layers": lambda: held.append(watch_linear(torch.nn.Linear(2, 2).parameters())),
     "normalization layers": count_layers,

@@ -21,7 +21,10 @@ from hvd_autosync.util.private_names import PRIVATE_NAMES, PrivateNames
 ROOT = Path(hvd_autosync.__file__).parent
 _PRIVATE = re.compile(r"_(?!_)\w+")
 #: Set on the class of the distributed optimizer, outside of its definition.
-_OURS = frozenset("_horovod_step _horovod_synchronize _in_step _reduced _stepping _sync".split())
+_OURS = frozenset(
+    "_horovod_step _horovod_synchronize _horovod_zero_grad "
+    "_in_step _reduced _stepping _sync".split()
+)
 #: Documented by Python.
 _DOCUMENTED = {"os._exit", "sys._current_frames", "sys._getframe"}
 

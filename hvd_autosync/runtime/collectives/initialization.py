@@ -14,7 +14,7 @@ from typing import Any
 from horovod.common.process_sets import ProcessSet
 from horovod.torch import mpi_ops
 
-from hvd_autosync.runtime.collectives.launcher_use import finalize_mpi, import_mpi4py
+from hvd_autosync.runtime.collectives.launcher_use import finalize_at_end, import_mpi4py
 from hvd_autosync.search_space.horovod_settings import (
     PROCESS_SETS_VARIABLE,
     kept_by_horovod,
@@ -73,6 +73,8 @@ def record_initialization() -> None:
     In a job under MPI, ``hvd.init()`` then imports mpi4py first. The import initializes MPI, and
     Horovod does not end an MPI that it has not initialized.
     """
+    if launched_by_mpi(os.environ):
+        finalize_at_end()
     patches.install("initialization", _recording)
 
 
@@ -108,12 +110,6 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
             initialized()
 
     return recording
-
-
-def after_shutdown() -> None:
-    """Finalize MPI as ``hvd.shutdown()`` does without us, if the script has called it."""
-    if not mpi_ops._basics.is_initialized():
-        finalize_mpi()
 
 
 def registered_process_sets() -> dict[int, list[int]]:

@@ -9,15 +9,18 @@ on the controller.
 from __future__ import annotations
 
 import atexit
-import contextlib
+import functools
 import os
 import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
+
+from hvd_autosync.util import patches
 
 _MODULE = "mpi4py.MPI"
 #: Ranks and numbers of ranks, as one launcher sets them and others do not.
@@ -30,39 +33,68 @@ _OURS = ("mpi4py", "hvd_autosync", "horovod")
 
 #: The process in which the first import was ours; 0: none.
 _imported_by = 0
+#: Whether MPI is being finalized, or was.
+_finalizing = False
 
 
 def import_mpi4py() -> None:
     """Import mpi4py, if it is installed, in a job under MPI; this initializes MPI.
 
-    MPI is finalized where the process ends, unless an exception ends it: that waits for all other
-    ranks, and mpirun ends them at once if a rank ends without it. Call it before ``hvd.init()``, so
-    that it comes after Horovod's own end.
+    It is not finalized where Python ends: that is for :func:`finalize_at_end`.
     """
     global _imported_by
     if sys.modules.get(_MODULE) is None:
-        # It raises RuntimeError where it finds no library.
-        with contextlib.suppress(ImportError, RuntimeError):
+        try:
             import mpi4py
 
             mpi4py.rc(finalize=False)
             import mpi4py.MPI
+        except ImportError:
+            return
+        except RuntimeError:  # it finds no library of MPI's
+            mpi4py.rc(finalize=None)
+            return
+        _imported_by = os.getpid()
 
-            _imported_by = os.getpid()
-            atexit.register(_end_mpi)
+
+@functools.cache
+def finalize_at_end() -> None:
+    """Finalize MPI where this process ends, if our import has initialized it.
+
+    Horovod's ``shutdown()`` leaves alone an MPI that it has not initialized. To finalize it waits
+    for all other ranks. So a rank that an exception ends does without, and mpirun ends the others.
+    Call it before anything else that is done at the end of the process.
+    """
+    atexit.register(_end_mpi)
+    patches.install("end of MPI", _before_leaving)
 
 
 def finalize_mpi() -> None:
-    """Finalize MPI if :func:`import_mpi4py` has initialized it in this process."""
-    if _imported_by == os.getpid():
-        mpi = sys.modules[_MODULE]
-        if mpi.Is_initialized() and not mpi.Is_finalized():
-            mpi.Finalize()
+    """Finalize MPI, once, where mpi4py has initialized it."""
+    global _finalizing
+    mpi = sys.modules.get(_MODULE)
+    if mpi is not None and not _finalizing and mpi.Is_initialized() and not mpi.Is_finalized():
+        _finalizing = True
+        mpi.Finalize()
 
 
 def _end_mpi() -> None:
-    if getattr(sys, "last_value", None) is None:
+    if _imported_by == os.getpid() and getattr(sys, "last_value", None) is None:
         finalize_mpi()
+
+
+def _before_leaving(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    @functools.wraps(leave)
+    def leaving(status: int) -> NoReturn:
+        try:
+            horovod = sys.modules["horovod.torch.mpi_ops"]
+            # Horovod itself would have finalized it in its shutdown().
+            if status == 0 and _imported_by == os.getpid() and not horovod.is_initialized():
+                finalize_mpi()
+        finally:
+            leave(status)
+
+    return leaving
 
 
 def script_needs_launcher() -> bool:

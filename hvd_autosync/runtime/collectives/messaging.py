@@ -8,7 +8,7 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.addresses import own_address
 from hvd_autosync.runtime.collectives.agreement import gather_texts, on_all
 from hvd_autosync.runtime.collectives.endpoint import Endpoint, MessageHandler
-from hvd_autosync.runtime.collectives.launcher_use import import_mpi4py
+from hvd_autosync.runtime.collectives.launcher_use import finalize_at_end, import_mpi4py
 from hvd_autosync.runtime.collectives.operations import mpi_enabled, rank, size
 from hvd_autosync.runtime.collectives.transport import Transport
 from hvd_autosync.search_space.horovod_settings import launched_by_mpi
@@ -31,6 +31,7 @@ def prepare_messaging() -> None:
     The import initializes MPI, and Horovod then uses the initialized MPI. The other order crashes.
     """
     if launched_by_mpi(os.environ):
+        finalize_at_end()
         import_mpi4py()  # open_endpoint() reports where it is not installed
 
 

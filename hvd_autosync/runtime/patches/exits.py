@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.initialization import after_shutdown
 from hvd_autosync.util import patches
 
 
@@ -29,7 +28,6 @@ def call_at_exit(ending: Callable[[], None]) -> None:
             try:
                 if status == 0:
                     ending()
-                    after_shutdown()
             finally:
                 leave(status)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from hvd_autosync.runtime.collectives.launcher_use import finalize_mpi
 from hvd_autosync.runtime.collectives.operations import (
     CollectiveError,
     Sum,
@@ -104,10 +105,8 @@ def _leave_horovod(shut_down: bool) -> None:
     if endpoints is not None:
         endpoints.abort_all("the run has ended")
     shutdown()
-    mpi = sys.modules.get("mpi4py.MPI")
     # Horovod finalizes MPI only if it initialized it; mpirun reports a rank that does not.
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.Finalize()
+    finalize_mpi()
 
 
 def leaving_join(join: Join, run: TrialRun) -> Join:

@@ -38,3 +38,9 @@ def test_a_rank_that_fails_waits_for_no_other() -> None:
 def test_a_rank_that_leaves_after_its_shutdown_ends_no_other() -> None:
     done = run("leaves")
     assert done.returncode == 0 and "saved" in done.stdout, done.stdout
+    assert done.stdout.count("noted") == 2
+
+
+def test_what_is_done_at_the_end_is_done_before_a_rank_waits_for_others() -> None:
+    done = run("ends")
+    assert done.returncode == 0 and done.stdout.count("noted") == 2, done.stdout

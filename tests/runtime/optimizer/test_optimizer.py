@@ -32,3 +32,36 @@ def test_losses_are_told_which_optimizer_has_stepped(monkeypatch: pytest.MonkeyP
     assert losses.several
     kept = losses.end_step(0)[0]
     assert kept is not None and float(kept) == 1.0
+
+
+def test_gradients_that_the_script_refuses_take_their_loss_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under Horovod's own optimizer, as under a strategy's."""
+
+    class Horovods:
+        """As Horovod's class."""
+
+        _synchronized = False
+
+        def step(self, closure: object = None) -> None:
+            self._synchronized = False
+
+        def synchronize(self) -> None:
+            self._synchronized = True
+
+        def zero_grad(self) -> None:
+            """Drop the gradients."""
+
+    losses = Losses()
+    monkeypatch.setattr(current, "losses", losses)
+    module._add_timing(Horovods, adasum=False)
+    optimizer, sums = Horovods(), []
+    for loss, refused in ((1.0, False), (float("nan"), True), (3.0, False)):
+        optimizer.zero_grad()
+        losses.seen(torch.tensor(loss))
+        optimizer.synchronize()
+        if not refused:
+            optimizer.step()
+            sums.append(losses.end_step(0)[0])
+    assert sums == [torch.tensor(1.0), torch.tensor(3.0)]

@@ -1,6 +1,7 @@
 """A rank ends before the other: ``... KIND``.
 
 ``fails``: rank 1 by an exception. ``leaves``: without clean-up, after it has shut Horovod down.
+``ends``: rank 1, before the other, which has a function for the end of Python.
 """
 
 import os
@@ -14,7 +15,7 @@ from hvd_autosync.runtime.collectives.initialization import record_initializatio
 from hvd_autosync.runtime.patches.exits import call_at_exit
 
 record_initialization()
-call_at_exit(lambda: None)
+call_at_exit(lambda: print("noted", flush=True))
 hvd.init()
 hvd.allreduce(torch.ones(1), name="one")
 first = hvd.rank() == 0
@@ -22,6 +23,8 @@ if sys.argv[1] == "fails":
     if not first:
         raise RuntimeError("deliberate")
     time.sleep(120)
+if sys.argv[1] == "ends":
+    sys.exit(time.sleep(3 * first))
 hvd.shutdown()
 if first:
     time.sleep(3)
