@@ -33,7 +33,7 @@ def async_transfers(gradients: Gradients, resources: Resources, count: int) -> I
     size = np.broadcast_to(gradients.size_bytes[:, None], shape)
     wire_s = size * _wire_share(resources) / overall.bandwidth_bytes_per_s
     arrival_s = np.broadcast_to(gradients.ready_s[:, None], shape)
-    each = Items(arrival_s, size, wire_s, np.ones(shape), np.full(shape, -1.0))
+    each = Items(arrival_s, size, wire_s, np.ones(shape), np.full(shape, -1.0), np.ones(shape))
     items = gathered(each, push_count(int(gradients.size_bytes.sum())))
     items.alone[-1] = 0.0
     return items

@@ -90,7 +90,7 @@ def _merge(
     buckets after it is the number of shares reached, or one more than before if that is less: a
     running minimum. All members have the same plan, hence the same operations.
     """
-    _, size, wire_s, _, _ = whole
+    _, size, wire_s, *_ = whole
     place = np.cumsum(members, axis=0)
     reached = _running(items.size_bytes, members)
     shares = np.floor(reached * count / np.maximum(own, 1.0) * (1 + 1e-9))

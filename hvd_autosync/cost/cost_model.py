@@ -160,17 +160,18 @@ class CostModel:
         gradients = self._gradients
         shape = (len(gradients.size_bytes), len(columns))
         wire_s, operations, alone = np.zeros(shape), np.ones(shape), np.zeros(shape)
+        latency = np.ones(shape)
         passes = np.zeros(len(columns))
         for name in PARAMETER_CLASSES:
             own = np.flatnonzero(gradients.classes == name)
             if len(own):
                 costs = exchange_costs(name, gradients, own, columns, self._resources)
                 wire_s[own], operations[own] = costs.wire_s, costs.operations
-                alone[own] = costs.alone
+                alone[own], latency[own] = costs.alone, costs.latency
                 passes += gradients.size_bytes[own] @ costs.passes
         # Parameters to average are all ready at once.
         every_step = columns.rounds() == 1
         arrival_s = np.where(every_step, gradients.ready_s[:, None], 0.0)
         size = np.broadcast_to(gradients.size_bytes[:, None], shape)
-        items = Items(arrival_s, size, wire_s, operations, alone)
+        items = Items(arrival_s, size, wire_s, operations, alone, latency)
         return bucketed(gradients, columns, self._resources, items), passes

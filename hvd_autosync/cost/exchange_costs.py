@@ -85,12 +85,14 @@ class ExchangeCosts:
         operations: Number of consecutive operations.
         alone: Number of responses that are not shared with other gradients.
         passes: Passes over the gradient's memory.
+        latency: Latency of an operation, times that of one among all ranks.
     """
 
     wire_s: FloatArray
     operations: FloatArray
     alone: FloatArray
     passes: FloatArray
+    latency: FloatArray
 
 
 def exchange_costs(
@@ -148,6 +150,7 @@ def exchange_costs(
     pieces = columns.numbers("large_slices") if name == LARGE else np.ones(len(columns))
     by_parts = by_parts | in_parts | (flat & (not of_two))
     alone = np.where(by_parts, (1 + _ALLTOALL_RESPONSES) * pieces - 1, np.zeros(shape))
+    latency = np.ones(shape)
     within, across = resources.links.within, resources.links.across
     if resources.even_levels and within is not None and across is not None:
         # Each rank of a host has its own part and exchanges it with one rank of each other host.
@@ -164,6 +167,9 @@ def exchange_costs(
         passes = np.where(between, coding * hosts / resources.world_size, passes)
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
         wire_s = np.where(by_levels, size * levels_s, wire_s)
+        # Two of three operations are within a host, and the ranks of each level agree alone.
+        latencies = 2 * within.latency_s + across.latency_s
+        latency = np.where(by_levels, _ratio(latencies / 3, overall.latency_s), latency)
     if name == EMBEDDING:
         rows = gradients.rows[own][:, None]
         sparse = travels_sparse(gradients, own, columns)
@@ -193,6 +199,9 @@ def exchange_costs(
         # The slots of a host exchange at once with those of other hosts, then what they have.
         gather_s = 1 / within.bandwidth_bytes_per_s + 1 / across.bandwidth_bytes_per_s
         byte_s = np.where(by_two_levels, gather_s, byte_s)
+        gathers_s = (within.latency_s + across.latency_s) / 2
+        own_latency = np.where(by_two_levels, _ratio(gathers_s, overall.latency_s), 1.0)
+        latency = np.where(by_factors, own_latency, latency)
     wire_s = np.where(by_factors, resources.world_size * sent / 2 * byte_s, wire_s)
     sides = gradients.rows_of_matrix[own] + gradients.columns_of_matrix[own]
     batch = gradients.factor_bytes[own] / np.maximum(gradients.item_bytes[own] * sides, 1)
@@ -205,7 +214,7 @@ def exchange_costs(
     gathers = np.where(by_two_levels, _OPERATIONS[HIERARCHICAL_FACTORS], _OPERATIONS[FACTORS])
     operations = np.where(by_factors, gathers, operations)
     alone = np.where(by_factors, np.where(by_two_levels, 2 * _ALLTOALL_RESPONSES, 0.0), alone)
-    return ExchangeCosts(wire_s, operations, alone, passes)
+    return ExchangeCosts(wire_s, operations, alone, passes, latency)
 
 
 def travels_sparse(
@@ -236,6 +245,10 @@ def travels_by_factors(
     fewer = (gathered > 0) & (gathered < gradients.size_bytes[own])
     chosen: npt.NDArray[np.bool_] = fewer[:, None] & np.isin(columns.exchanges(name), BY_FACTORS)
     return chosen
+
+
+def _ratio(latency_s: float, overall_s: float) -> float:
+    return latency_s / overall_s if overall_s > 0 else 1.0
 
 
 def _device_share(resources: Resources) -> float:

@@ -124,7 +124,7 @@ class Prepared:
         )
         for own, those in self._groups:
             loop = self._loop(times, each_latency[:, own].ravel(), own)
-            arrival_s, size, wire_s, operations, alone = (
+            arrival_s, size, wire_s, operations, alone, own_latency = (
                 np.tile(getattr(those, field.name), (1, times)) for field in fields(Items)
             )
             items = Items(
@@ -133,6 +133,7 @@ class Prepared:
                 wire_s * each_byte[:, own].ravel(),
                 operations,
                 alone,
+                own_latency,
             )
             found = communication(loop, items, self.backward_s * each_compute[:, own].ravel())
             end_s[:, own], overlapped_s[:, own] = (each.reshape(times, -1) for each in found)

@@ -11,7 +11,7 @@ Shapes: ``c`` strategies, ``k`` items (tensors or buckets) in the order of their
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,7 @@ class Items:
         operations: Number of its consecutive operations.
         alone: Number of responses of its own, beside the one that it may share; 0: it may be fused;
             -1: it needs no response.
+        latency: Latency of its operations, times that of one among all ranks.
     """
 
     arrival_s: FloatArray
@@ -52,6 +53,7 @@ class Items:
     wire_s: FloatArray
     operations: FloatArray
     alone: FloatArray
+    latency: FloatArray
 
 
 def communication(
@@ -71,11 +73,10 @@ def communication(
     count = len(loop.cycle_s)
     begin = np.full(count, -np.inf)  # of the batch that is being filled
     work, fused, end, later, overlapped = (np.zeros(count) for _ in range(5))
-    each_item = zip(
-        items.arrival_s, items.size_bytes, items.wire_s, items.operations, items.alone, strict=True
-    )
-    for ready, size, wire, operations, alone in each_item:
+    columns = (getattr(items, field.name) for field in fields(Items))
+    for ready, size, wire, operations, alone, latency in zip(*columns, strict=True):
         there = size > 0
+        response_s = loop.response_s * latency
         joins = there & (ready <= begin)
         opens = there & ~joins
         overlapped = overlapped + np.where(opens, _before(backward_s, begin, work), 0.0)
@@ -86,11 +87,11 @@ def communication(
         # Nothing is fused with an item that is sent alone.
         first = np.where(alone > 0, np.inf, size)
         fused = np.where(there, np.where(fits, fused + size, first), fused)
-        own = wire + np.where(fits, 0.0, (1 + alone) * loop.response_s)
+        own = wire + np.where(fits, 0.0, (1 + alone) * response_s)
         work = np.where(opens, own, np.where(joins, work + own, work))
         # A consecutive operation is found a whole cycle after the one before began.
-        each = loop.response_s + wire / operations
-        follow = (operations - 1) * np.maximum(loop.cycle_s - each, loop.response_s)
+        each = response_s + wire / operations
+        follow = (operations - 1) * np.maximum(loop.cycle_s - each, response_s)
         later = np.where(there, np.maximum(later, follow), later)
     overlapped = overlapped + _before(backward_s, begin, work)
     return np.maximum(end, begin + work) + later, overlapped

@@ -433,6 +433,24 @@ def test_lossless_codes_save_what_repeats(model: ModelProfile, slow_network: Res
     assert plain - coded == pytest.approx(0.15 * matrix / 12.5e6 - coding_s / 2, abs=0.02)
 
 
+def test_two_levels_have_the_latencies_of_their_links(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    """In a large cluster an operation among all ranks takes much longer than one within a host."""
+    links, strategies = slow_network.links, [{}, {"large_exchange": "hierarchical"}]
+    assert links.overall is not None and links.within is not None and links.across is not None
+
+    def predicted(share: float) -> tuple[float, float]:
+        own = (replace(each, latency_s=0.03 * share) for each in (links.within, links.across))
+        network = Links(replace(links.overall, latency_s=0.03), *own)
+        flat, levels = CostModel(model, replace(slow_network, links=network)).predict(strategies)
+        return float(flat), float(levels)
+
+    flat, levels = predicted(1.0)
+    same, shorter = predicted(0.1)
+    assert same == flat and levels - shorter >= 0.9 * 0.03 * 3
+
+
 def test_what_repeats_in_gradients_does_not_in_changes_of_parameters(
     model: ModelProfile, slow_network: Resources
 ) -> None:

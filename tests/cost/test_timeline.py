@@ -13,8 +13,9 @@ ITEM = st.tuples(
     st.floats(0, 0.02),
     st.sampled_from([1, 2, 3]),
     st.sampled_from([0, 0, 1]),
+    st.sampled_from([1.0, 0.25]),
 )
-Item = tuple[float, int, float, int, int]
+Item = tuple[float, int, float, int, int, float]
 SECONDS = st.floats(1e-4, 0.05)
 
 
@@ -30,12 +31,13 @@ def one_by_one(
         batch = [item for item in waiting if item[0] <= begin]
         waiting = waiting[len(batch) :]
         end, fused = begin, fusion + 1.0
-        for _, size, wire, operations, alone in batch:
+        for _, size, wire, operations, alone, latency in batch:
+            own = response * latency
             if alone or fused + size > fusion:
-                end, fused = end + (1 + alone) * response, 0.0
+                end, fused = end + (1 + alone) * own, 0.0
             end, fused = end + wire, fusion + 1.0 if alone else fused + size
-            each = response + wire / operations
-            later = max(later, (operations - 1) * max(cycle - each, response))
+            each = own + wire / operations
+            later = max(later, (operations - 1) * max(cycle - each, own))
         overlapped += max(min(end, backward) - begin, 0.0)
     return end + later, overlapped
 
@@ -52,7 +54,7 @@ def test_all_at_once_is_one_by_one(
     items: list[Item], loops: list[tuple[float, int, float]], backward: float
 ) -> None:
     items = sorted(items)
-    columns = [np.array([[each[i]] * len(loops) for each in items], float) for i in range(5)]
+    columns = [np.array([[each[i]] * len(loops) for each in items], float) for i in range(6)]
     loop = Loop(*(np.array([each[i] for each in loops], float) for i in range(3)))
     found, overlapped = communication(loop, Items(*columns), np.full(len(loops), backward))
     expected = np.array([one_by_one(*each, items, backward) for each in loops])
@@ -64,7 +66,7 @@ def test_all_at_once_is_one_by_one(
 def test_nothing_to_send_takes_no_time() -> None:
     none = np.zeros((3, 2))
     loop = Loop(np.full(2, 1e-3), np.full(2, 1e6), np.full(2, 1e-3))
-    found = communication(loop, Items(none, none, none, none + 1, none), np.ones(2))
+    found = communication(loop, Items(none, none, none, none + 1, none, none + 1), np.ones(2))
     assert [each.tolist() for each in found] == [[0, 0]] * 2
 
 
