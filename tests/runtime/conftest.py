@@ -73,8 +73,11 @@ class Ended:
         return [m for m in self.messages.get(rank, []) if m["type"] == kind]
 
     def joined(self, name: str, rank: int = 0) -> list[Any]:
-        """A field of all ``steps`` messages of ``rank``, one after the other."""
-        return [value for message in self.of_type("steps", rank) for value in message[name]]
+        """A field of all ``steps`` messages of ``rank``, one after the other.
+
+        A message leaves out what is empty in it.
+        """
+        return [value for message in self.of_type("steps", rank) for value in message.get(name, [])]
 
 
 def decode(lines: bytes) -> tuple[dict[int, list[Message]], str]:
