@@ -183,7 +183,7 @@ def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Hos
         used = min(left, int(count))
         left -= used
         empty += int(count) - used
-        if used and slots and slots[-1].name == name:  # as in a file with one line per slot
+        if slots and slots[-1].name == name:  # as in a file with one line per slot
             slots[-1] = Host(name, slots[-1].slots + used)
         elif any(host.name == name for host in slots):
             raise ConfigurationError(

@@ -87,7 +87,8 @@ def show(
         typer.Option(
             "--nccl-tuner",
             metavar="FILE",
-            help="Only write the winner as a configuration of NCCL's tuner plugin; '-' prints it.",
+            help="Only write the winner as a configuration of NCCL's tuner plugin, in place of a "
+            "file that exists; '-' prints it.",
         ),
     ] = None,
     store: StoreOption = None,

@@ -39,8 +39,8 @@ def report(
             "--output",
             "-o",
             show_default=False,
-            help="Output file, or '-' for standard output. Default: report-STUDY.html, .md or "
-            ".json in the current directory.",
+            help="Output file, which is replaced if it exists, or '-' for standard output. "
+            "Default: report-STUDY.html, .md or .json in the current directory.",
         ),
     ] = None,
     format: Annotated[

@@ -46,7 +46,9 @@ def pareto(evidence: Evidence) -> go.Figure:
         annotation={"text": "tolerance", "xanchor": "left"},
         annotation_position="bottom left",
     )
-    front = [(1.0, 0.0), *((each.speedup, each.verdict.gap) for each in offers if each.on_front)]
+    front = [(each.speedup, each.verdict.gap) for each in offers if each.on_front]
+    if not any(speedup >= 1 and gap <= 0 for speedup, gap in front):
+        front.append((1.0, 0.0))  # nothing is both as fast and as good as the default
     front.sort()
     figure.add_trace(
         go.Scatter(

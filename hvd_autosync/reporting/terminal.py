@@ -22,6 +22,7 @@ from hvd_autosync.reporting.console import PrintableConsole
 from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress, best_first
 from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
+from hvd_autosync.study.resumed import repeated_defaults
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Conclusion, Trial
 from hvd_autosync.util.amounts import amount
@@ -146,6 +147,8 @@ class TerminalProgress:
             what = f"confirming, round {round_}: trial {trial.number}"
         elif not explores(trial.kind):
             what = f"judging quality: trial {trial.number}"
+        elif trial.number in repeated_defaults(study.history):
+            what = f"measuring the default again: trial {trial.number}"
         else:
             count = f"{tuning.explored + 1} of at most {tuning.most_trials}"
             what = f"exploring: trial {trial.number} ({trial.kind}), {count}"

@@ -22,6 +22,7 @@ from hvd_autosync.reporting.words import (
     step_time_text,
 )
 from hvd_autosync.search_space import TrialResult, TrialStatus
+from hvd_autosync.study.resumed import repeated_defaults
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Conclusion, Trial
 from hvd_autosync.util.amounts import amount
@@ -210,6 +211,8 @@ class WidgetProgress:
         round_ = tuning.next_round(study, trial)
         if round_:
             what = f"confirming, round {round_}"
+        elif trial.number in repeated_defaults(study.history):
+            what = "measuring the default again"
         else:
             what = f"exploring ({trial.kind})" if explores(trial.kind) else "judging quality"
         steps = f"step {progress.steps} of {progress.of}" if progress.of else progress.phase

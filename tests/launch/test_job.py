@@ -20,6 +20,7 @@ def test_hosts_are_filled_in_order() -> None:
 
 def test_slots_of_a_host_that_is_named_line_by_line_are_added_up() -> None:
     assert assign_hosts("a:1,a:2,b:1", 4) == (Host("a", 3), Host("b", 1))
+    assert assign_hosts("a:2,a:2", 2, exact=False) == (Host("a", 2),)
     with pytest.raises(ConfigurationError, match="a appears twice"):
         assign_hosts("a:1,b:1,a:1", 3)
 
