@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.cold import ColdRunner
-from hvd_autosync.launch.facts import default_controller, horovod_build
+from hvd_autosync.launch.facts import default_controller, horovod_build, mpi_built
 from hvd_autosync.launch.fork_servers import ForkServersError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -46,7 +46,8 @@ class AutoRunner:
         own_files: Files that the driver itself writes; changes of them are not reverted.
 
     Raises:
-        ConfigurationError: There is no temporary folder.
+        ConfigurationError: There is no temporary folder, or no ``mpirun`` for a job that chooses no
+            controller where Horovod has MPI.
     """
 
     def __init__(
@@ -68,7 +69,14 @@ class AutoRunner:
         self._own = own_files
         self._keep_files = keep_files
         self._watch: WatchedFiles | None = None
-        if not cold and (job.controller or default_controller(horovod_build())) == "gloo":
+        controller = job.controller or default_controller(horovod_build())
+        if job.controller is None and controller == "gloo" and mpi_built():
+            raise ConfigurationError(
+                "Horovod was built with MPI, by which horovodrun launches this job, but there is "
+                "no mpirun",
+                hint="Load the MPI of this Horovod, or give --gloo.",
+            )
+        if not cold and controller == "gloo":
             try:
                 self._warm = _warm_runner(job, say, self._files)
             except ConfigurationError as error:

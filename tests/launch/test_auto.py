@@ -56,7 +56,19 @@ def test_requested_cold_trials_need_no_message() -> None:
 def test_trials_are_of_one_kind(default: str, warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default under MPI would be launched, and a candidate under Gloo forked."""
     monkeypatch.setattr(auto, "default_controller", lambda build: default)
+    monkeypatch.setattr(auto, "mpi_built", lambda: False)
     assert Driven(sys.executable, str(SCRIPT), controller=None).warm is warm
+    assert Driven(sys.executable, str(SCRIPT)).warm
+
+
+def test_a_job_that_would_run_under_an_mpi_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its trials could run under Gloo, and its training could not."""
+    monkeypatch.setattr(auto, "default_controller", lambda build: "gloo")
+    monkeypatch.setattr(auto, "mpi_built", lambda: True)
+    with pytest.raises(ConfigurationError, match="there is no mpirun"):
+        Driven(sys.executable, str(SCRIPT), controller=None)
     assert Driven(sys.executable, str(SCRIPT)).warm
 
 
