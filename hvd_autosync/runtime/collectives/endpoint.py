@@ -199,9 +199,18 @@ class Endpoint:
                         self._transport.send(to, text, body)
         except BaseException as error:
             self._fail(f"the message endpoint of rank {self._rank} failed: {error!r}", error)
+            self._send_failures()
             raise
         finally:
             self._transport.end()
+
+    def _send_failures(self) -> None:
+        """Tell the others, who would wait for this rank, as far as that is still possible."""
+        with contextlib.suppress(Exception):
+            while self._outbox:
+                to, text, body = self._outbox.popleft()
+                if text[:1] == FAILURE and to not in (self._rank, *self._transport.lost):
+                    self._transport.send(to, text, body)
 
     def _check_peers(self) -> None:
         if not self._transport.awaited:

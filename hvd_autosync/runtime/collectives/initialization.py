@@ -32,7 +32,8 @@ class Initialization:
     Attributes:
         comm: Its argument of that name.
         dynamic: ``HOROVOD_DYNAMIC_PROCESS_SETS`` as Horovod read it.
-        keeps_mpi: Whether MPI had been initialized before, so that ``shutdown()`` leaves it alone.
+        keeps_mpi: Whether its MPI had been initialized before, so that ``shutdown()`` leaves it
+            alone.
         took_s: Seconds that it took on this rank, waiting for the others included.
     """
 
@@ -105,6 +106,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
         began = time.monotonic()
         init(comm, process_sets)
         took_s = time.monotonic() - began
+        keeps_mpi = keeps_mpi and _mpi_has(mpi_ops.size())
         _LAST = Initialization(comm, os.environ.get(PROCESS_SETS_VARIABLE), keeps_mpi, took_s)
         for _, initialized in _WATCHERS:
             initialized()
@@ -171,3 +173,11 @@ def _nothing_at_exit() -> Iterator[None]:
 def _mpi_is_initialized() -> bool:
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized())
+
+
+def _mpi_has(ranks: int) -> bool:
+    """Return whether mpi4py's world may have Horovod's ranks.
+
+    An mpi4py for another MPI than Horovod's makes each process a world of its own.
+    """
+    return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size()) >= ranks

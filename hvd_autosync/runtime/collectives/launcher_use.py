@@ -57,7 +57,6 @@ def import_mpi4py() -> None:
         _imported_by = os.getpid()
 
 
-@functools.cache
 def finalize_at_end() -> None:
     """Finalize MPI where this process ends, if our import has initialized it.
 
@@ -65,8 +64,7 @@ def finalize_at_end() -> None:
     for all other ranks. So a rank that an exception ends does without, and mpirun ends the others.
     Call it before anything else that is done at the end of the process.
     """
-    atexit.register(_end_mpi)
-    patches.install("end of MPI", _before_leaving)
+    patches.install("end of MPI", _ending, undo=lambda: atexit.unregister(_end_mpi))
 
 
 def finalize_mpi() -> None:
@@ -83,7 +81,9 @@ def _end_mpi() -> None:
         finalize_mpi()
 
 
-def _before_leaving(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+def _ending(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    atexit.register(_end_mpi)
+
     @functools.wraps(leave)
     def leaving(status: int) -> NoReturn:
         try:

@@ -254,7 +254,10 @@ def _own_refusal(variables: Mapping[str, str | None]) -> str:
     if os.environ.get(AUTOTUNE_VARIABLE, "0") not in ("", "0"):
         return f"Horovod's own autotuning is on ({AUTOTUNE_VARIABLE})"
     if mpi_ops.mpi_enabled() and not last.keeps_mpi:
-        return "MPI was not initialized by mpi4py before hvd.init(); install mpi4py"
+        return (
+            "Horovod's MPI was not initialized by mpi4py before hvd.init(); install mpi4py for "
+            "that MPI"
+        )
     if last.comm_is_freed:
         return "the script has freed the communicator that hvd.init() was given; keep it"
     if fixed := sorted({*variables} - {*changeable_variables()}):

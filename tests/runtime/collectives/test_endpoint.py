@@ -25,6 +25,8 @@ from hvd_autosync.errors import AutosyncError  # noqa: E402
 from hvd_autosync.runtime.collectives import endpoint as module  # noqa: E402
 from hvd_autosync.runtime.collectives import transport_zmq  # noqa: E402
 from hvd_autosync.runtime.collectives.endpoint import Endpoint, MessageHandler  # noqa: E402
+from hvd_autosync.runtime.collectives.shutdown import FAILURE  # noqa: E402
+from hvd_autosync.runtime.collectives.transport import TransportMessage  # noqa: E402
 from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport  # noqa: E402
 
 PEER = Path(__file__).parents[1] / "workers" / "messages_peer.py"
@@ -206,6 +208,38 @@ def test_a_failure_is_known_everywhere_and_nothing_is_handled_after_it() -> None
         assert isinstance(raised.value.__cause__, KeyError)
         assert messages[1].get(timeout=LONG_S)[1] == b"good" and messages[1].empty()
         opened[0].send(1, b"dropped")
+
+
+class Breaks:
+    """A transport that can still send when it can receive no more."""
+
+    def __init__(self) -> None:
+        self.awaited, self.lost = set[int](), dict[int, str]()
+        self.sent: list[tuple[int, bytes]] = []
+
+    def send(self, to: int, text: bytes, body: memoryview) -> None:
+        self.sent.append((to, text))
+
+    def receive(self, most_s: float) -> list[TransportMessage]:
+        raise OSError("too many messages")
+
+    def wake(self) -> None:
+        """Nothing waits."""
+
+    end = forget = wake
+
+
+def test_the_others_hear_of_an_endpoint_that_fails_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under MPI no connection breaks."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    transport = Breaks()
+    endpoint = Endpoint(1, 3, transport, lambda *message: None)
+    until(lambda: not endpoint._thread.is_alive())
+    said = "the message endpoint of rank 1 failed: OSError('too many messages')"
+    assert failure(endpoint) == said
+    assert sorted(transport.sent) == [(to, FAILURE + said.encode()) for to in (0, 2)]
 
 
 def test_close_raises_a_failure_that_check_has_not_raised() -> None:

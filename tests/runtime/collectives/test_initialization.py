@@ -5,8 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
+
+from hvd_autosync.runtime.collectives import initialization
 
 WORKER = Path(__file__).parents[1] / "workers" / "mpi_end.py"
 pytestmark = [
@@ -27,6 +32,12 @@ def run(kind: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
         timeout=limit_s,
         check=False,
     )
+
+
+def test_an_mpi4py_for_another_mpi_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SimpleNamespace(Get_size=lambda: 1)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(COMM_WORLD=world))
+    assert initialization._mpi_has(1) and not initialization._mpi_has(2)
 
 
 def test_a_rank_that_fails_waits_for_no_other() -> None:
