@@ -82,7 +82,11 @@ def test_what_the_script_gave_to_init_is_given_again(launch: Any, launcher: str,
     ("kind", "reason"),
     [
         ("freed", "the script has freed the communicator that hvd.init() was given; keep it"),
-        ("no mpi4py", "MPI was not initialized by mpi4py before hvd.init(); install mpi4py"),
+        (
+            "no mpi4py",
+            "Horovod's MPI was not initialized by mpi4py before hvd.init(); install mpi4py for "
+            "that MPI",
+        ),
     ],
 )
 def test_a_refusal_says_why_and_leaves_the_job_as_it_is(
