@@ -189,6 +189,7 @@ def exchange_costs(
         planned = np.where(as_stored, 1.0, _OPERATIONS["rows"])
         operations = np.where(by_rows, planned, operations)
         alone = np.where(by_rows, 0.0, alone)
+        latency = np.where(by_rows, 1.0, latency)  # rows are gathered among all ranks
     by_factors = travels_by_factors(name, gradients, own, columns, resources)
     codes = asked & (gradients.coded_factors[own][:, None] < 1)
     factor_bytes = gradients.factor_bytes[own][:, None]

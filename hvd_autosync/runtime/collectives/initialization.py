@@ -106,7 +106,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
         began = time.monotonic()
         init(comm, process_sets)
         took_s = time.monotonic() - began
-        keeps_mpi = keeps_mpi and _mpi_has(mpi_ops.size())
+        keeps_mpi = keeps_mpi and mpi_ops.mpi_enabled() and _mpi_has(mpi_ops.size())
         _LAST = Initialization(comm, os.environ.get(PROCESS_SETS_VARIABLE), keeps_mpi, took_s)
         for _, initialized in _WATCHERS:
             initialized()
