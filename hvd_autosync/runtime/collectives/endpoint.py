@@ -205,7 +205,7 @@ class Endpoint:
             self._transport.end()
 
     def _send_failures(self) -> None:
-        """Tell the others, who would wait for this rank, as far as that is still possible."""
+        """Tell the other ranks, which would wait for this one, as far as that is possible."""
         with contextlib.suppress(Exception):
             while self._outbox:
                 to, text, body = self._outbox.popleft()
