@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training_context import known_model
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact, without_digests
@@ -19,6 +19,7 @@ from hvd_autosync.study.candidate_selection import may_be_used
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.anonymous import NO_NAMES_HINT, is_anonymous
+from hvd_autosync.traces.validity import UnknownValueError, check_strategy
 from hvd_autosync.util.printable import shell_line
 from hvd_autosync.util.versions import MEASURED, other_versions
 
@@ -34,13 +35,18 @@ def winner_for(study: StudyRecord, job: Job) -> Strategy:
 
     Raises:
         ConfigurationError: There is no winner, or this Horovod lacks its controller.
-        SpaceError: The winner does not fit the job's hosts or options.
+        SpaceError: The winner does not fit the job's hosts or options, or has a value that nothing
+            here knows, as of an extension.
     """
     if study.winner is None:
         raise ConfigurationError(
             f"study {study.study_id} has no winner: it is {study.status.value}",
             hint="Choose a finished study; hvd-autosync traces list shows them.",
         )
+    try:
+        check_strategy(f"the winner of study {study.study_id}", study.winner, None)
+    except UnknownValueError as error:
+        raise SpaceError(str(error), hint=error.hint) from None
     fixed = dict(study.space.fixed) if study.space is not None else {}
     controller = study.winner.get("controller", fixed.get("controller"))
     build = horovod_build()

@@ -72,9 +72,22 @@ def _newest(
         if conclusion is None or study.space is None:
             continue
         complete = study.space.complete
-        shown = conclusion.comparisons or complete(conclusion.winner) != complete({})
-        if shown or conclusion.source:
-            return study, conclusion
-        if len(explored(store.trials(study.study_id))) >= FEWEST_TRIALS:
+        if complete(conclusion.winner) != complete({}) or is_conclusive(store, study):
             return study, conclusion
     return None, None
+
+
+def is_conclusive(store: TraceStore, study: StudyRecord) -> bool:
+    """Return whether a finished study that kept its default says what the task can gain.
+
+    Args:
+        store: The store of its trials.
+        study: The study.
+
+    Raises:
+        TraceFormatError: A trial of it is damaged.
+    """
+    outcome = study.outcome or {}
+    if outcome.get("comparisons") or outcome.get("source"):
+        return True
+    return len(explored(store.trials(study.study_id))) >= FEWEST_TRIALS

@@ -63,6 +63,15 @@ def test_what_is_not_tried_live_is_not_said_to_be_needed_from_the_start() -> Non
     assert why == "its winner has order=priority, which is not tried live"
 
 
+def test_a_winner_of_an_extension_that_is_not_loaded_is_refused_before_the_launch() -> None:
+    winner = Strategy({"rest_exchange": "gather"})
+    study = StudyRecord("1", "", "", (), {}, {}, StudyStatus.FINISHED, None, None, None, winner)
+    job = Job(("-np", "2"), ("true",), (Host("a", 2),))
+    with pytest.raises(SpaceError, match=r"the winner of study 1: knob rest_exchange") as error:
+        winner_for(study, job)
+    assert "HVD_AUTOSYNC_EXTENSIONS" in error.value.hint
+
+
 def test_a_recorded_winner_is_not_said_to_be_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "horovod_build", lambda: BUILD)
     winner = Strategy({"cycle_time_ms": 5.0})

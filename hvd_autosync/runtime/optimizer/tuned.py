@@ -29,7 +29,7 @@ from hvd_autosync.util.variables import STORE_VARIABLE
 _LOOK_UP = run_code(
     "import sys; answers, sys.stdout = sys.stdout, sys.stderr; "
     "from hvd_autosync import extensions; extensions.load(); "
-    "from hvd_autosync.traces.best_known import main; main(answers)"
+    "from hvd_autosync.engine.best_known import main; main(answers)"
 )
 _LIMIT_S = 60.0
 #: Environment variables passed to the look-up, which is no rank.

@@ -10,20 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync.engine.best_known import best_known, main
 from hvd_autosync.search_space import (
     HorovodBuild,
     Host,
     ModelProfile,
     ParameterProfile,
+    RankReport,
     Resources,
     SearchSpace,
     Strategy,
     Task,
+    TrialResult,
+    TrialStatus,
     catalogue_knob,
 )
-from hvd_autosync.search_space.knobs import Knob
+from hvd_autosync.search_space.knobs import CategoricalKnob, Knob, Value
 from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
-from hvd_autosync.traces.best_known import best_known, main
 
 MODEL = ModelProfile((ParameterProfile("weight", (4, 4), "float32"),))
 PARAMETERS = [["weight", [4, 4], "float32"]]
@@ -36,7 +39,8 @@ def tuned(
     device: str = "cpu",
     slots: int = 2,
     lossy: Knob | None = None,
-    **knobs: int,
+    trials: int = 1,
+    **knobs: Value,
 ) -> str:
     """A finished study of the model, won by that number of buckets, or 0: the default; its id."""
     study = store.create_study(job_key="job", command=(), settings={}, versions={})
@@ -44,6 +48,11 @@ def tuned(
     task = Task(MODEL, Resources((Host("a", slots),), device, build))
     space = SearchSpace((catalogue_knob("buckets"), *([] if lossy is None else [lossy])))
     store.describe_task(study.study_id, task, space)
+    measured = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", (0.1,) * 20),))
+    for number in range(trials):
+        strategy = Strategy({"buckets": number + 1}) if number else space.default
+        trial = store.ask(study.study_id, strategy, "sobol" if number else "default", {})
+        store.tell(study.study_id, trial, measured)
     winner = Strategy({"buckets": buckets, **knobs}) if buckets else space.default
     store.finish(study.study_id, StudyStatus.FINISHED, {}, winner)
     return study.study_id
@@ -69,6 +78,13 @@ def test_a_study_that_has_compared_nothing_hides_no_other(store: TraceStore) -> 
     tuned(store, 0)
     found = best_known(store, PARAMETERS, [2], "cpu")
     assert found is not None and found["knobs"] == {"buckets": 2}
+
+
+def test_a_study_that_has_tried_others_and_kept_the_default_answers(store: TraceStore) -> None:
+    tuned(store, 2)
+    tuned(store, 0, trials=4)
+    found = best_known(store, PARAMETERS, [2], "cpu")
+    assert found is not None and found["knobs"] == {"buckets": 0}
 
 
 def test_a_winner_whose_steps_became_slower_is_not_taken(store: TraceStore) -> None:
@@ -102,6 +118,20 @@ def test_a_lossy_winner_is_not_taken(
     found = best_known(store, PARAMETERS, [2], "cpu")
     assert found is not None and found["knobs"] == {"buckets": 2, "local_steps": 1}
     assert not capsys.readouterr().err
+
+
+def test_a_winner_of_an_extension_that_is_not_loaded_is_not_taken(
+    store: TraceStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ranks could not train under it."""
+    tuned(store, 2)
+    knob = catalogue_knob("rest_exchange")
+    assert isinstance(knob, CategoricalKnob)
+    own = replace(knob, choices=(*knob.choices, "gather"))
+    study_id = tuned(store, 3, lossy=own, rest_exchange="gather")
+    found = best_known(store, PARAMETERS, [2], "cpu")
+    assert found is not None and found["knobs"] == {"buckets": 2}
+    assert f"the winner of study {study_id}: knob rest_exchange" in capsys.readouterr().err
 
 
 def test_a_damaged_study_is_left_out(

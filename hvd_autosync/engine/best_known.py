@@ -12,11 +12,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from hvd_autosync.errors import AutosyncError
+from hvd_autosync.engine.reuse import is_conclusive
+from hvd_autosync.errors import AutosyncError, TraceFormatError
 from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.search_space.exchange_plan import parameter_classes
-from hvd_autosync.traces.records import StudyStatus
+from hvd_autosync.traces.records import StudyRecord, StudyStatus
 from hvd_autosync.traces.store import TraceStore
+from hvd_autosync.traces.validity import UnknownValueError, check_strategy
 from hvd_autosync.util.print_line import print_line
 
 
@@ -25,9 +27,9 @@ def best_known(
 ) -> dict[str, Any] | None:
     """Return the winner of the newest study of a model on a layout, as a strategy document.
 
-    Studies with drift, damaged ones, and those that kept the default without a comparison are
-    skipped; so are winners that the loss guard has ended in a training, and lossy ones: the losses
-    that admitted them are those of another training.
+    Studies with drift, damaged ones, and those that kept the default before they had tried others
+    are skipped; so are winners that nothing here knows, those that the loss guard has ended in a
+    training, and lossy ones: the losses that admitted them are those of another training.
 
     Args:
         store: The store of the studies.
@@ -47,10 +49,15 @@ def best_known(
         if study.drift or resources.device != device or study.winner in ended:
             continue
         kept = study.space is not None and study.winner == study.space.default
-        if kept and not (study.outcome or {}).get("comparisons"):
+        if kept and not _is_conclusive(store, study):
             continue
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
         if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):
+            try:
+                check_strategy(f"the winner of study {study.study_id}", study.winner, None)
+            except UnknownValueError as error:
+                print_line(f"{error}; it is not used. {error.hint}")
+                continue
             if not is_exact(study.winner):
                 lossy = lossy or study.study_id
                 continue
@@ -65,6 +72,13 @@ def best_known(
             'of another training; strategy="tuned" takes exact strategies only'
         )
     return None
+
+
+def _is_conclusive(store: TraceStore, study: StudyRecord) -> bool:
+    try:
+        return is_conclusive(store, study)
+    except TraceFormatError:
+        return False
 
 
 def main(answers: TextIO) -> None:
