@@ -17,7 +17,13 @@ from hvd_autosync.cost.exchange_costs import travels_by_factors, travels_sparse
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import FloatArray, Items
 from hvd_autosync.search_space import Resources
-from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
+from hvd_autosync.search_space.exchange_plan import (
+    EMBEDDING,
+    LARGE,
+    PARAMETER_CLASSES,
+    REST,
+    class_knob,
+)
 
 #: Bytes of a bucket of gradients that Horovod cannot fuse, if ``buckets`` is 0
 #: (``runtime/exchange/planning.py``).
@@ -29,10 +35,9 @@ BoolArray = npt.NDArray[np.bool_]
 def bucketed(gradients: Gradients, columns: Columns, resources: Resources, items: Items) -> Items:
     """Replace gradients by buckets, for strategies that have buckets.
 
-    Buckets are closed at equal shares of the bytes of their gradients. With ``bucket_rule`` "size"
-    a bucket has gradients from all of backward, so all buckets are complete at its end, if any
-    bucket has several gradients. A bucket takes the place of its last gradient; the places of its
-    other gradients are empty.
+    Buckets are closed at equal shares of the bytes of their gradients, which are taken in the order
+    of their arrival or, with ``bucket_rule`` "size", of their sizes. A bucket takes the place of
+    the gradient that arrives last; the places of its other gradients are empty.
     """
     classes = [name for name in (EMBEDDING, LARGE, REST) if (gradients.classes == name).any()]
     plans = np.array([_plans(name, columns) for name in classes])
@@ -43,15 +48,11 @@ def bucketed(gradients: Gradients, columns: Columns, resources: Resources, items
     apart = np.zeros(items.size_bytes.shape, dtype=np.bool_)
     for name in classes:
         own = np.flatnonzero(gradients.classes == name)
-        apart[own] = (
-            (columns.exchanges(name) == "rows")
-            | travels_sparse(gradients, own, columns)
-            | travels_by_factors(name, gradients, own, columns, resources)
-        )
+        apart[own] = _apart(name, gradients, own, columns, resources)
     total = np.where(apart, 0.0, size).sum(axis=0)
     wanted = columns.numbers("buckets")
+    by_size = (wanted > 0) & (columns.words("bucket_rule") == "size")
     whole = _copied(items)
-    at_end = np.zeros(len(wanted), dtype=np.bool_)
     for lane in range(len(classes)):
         # The first of several classes with one plan handles all of them.
         first = ~np.any(plans[:lane] == plans[lane], axis=0)
@@ -61,19 +62,51 @@ def bucketed(gradients: Gradients, columns: Columns, resources: Resources, items
         without = np.where(plain[lane], several, np.ceil(their / _BUCKET_BYTES))
         count = np.where(wanted > 0, share, without)
         merged = (count < several) & (several > 0)
-        at_end |= merged & (wanted > 0) & (columns.words("bucket_rule") == "size")
-        if merged.any():
-            _merge(items, whole, members & merged, count, their)
-    arrival_s, *rest = whole
-    arrival_s[:, at_end] = items.arrival_s[-1:, at_end]
-    return Items(arrival_s, *rest)
+        for rule, chosen in (("ordered", merged & ~by_size), ("size", merged & by_size)):
+            if chosen.any():
+                _merge(items, whole, members & chosen, count, their, rule)
+    return Items(*whole)
+
+
+def deferrable_share(gradients: Gradients, columns: Columns, resources: Resources) -> FloatArray:
+    """Return the share of the bytes whose buckets are one plain allreduce each, shape ``(c,)``.
+
+    The runtime defers no other (``runtime/exchange/deferred_update.py``).
+    """
+    found = np.zeros(len(columns))
+    for name in PARAMETER_CLASSES:
+        own = np.flatnonzero(gradients.classes == name)
+        apart = _apart(name, gradients, own, columns, resources)
+        single = _is_plain(name, columns)
+        if name == LARGE:
+            single = single & (columns.numbers("large_slices") <= 1)
+        found += np.where(apart | ~single, 0.0, gradients.size_bytes[own][:, None]).sum(axis=0)
+    share: FloatArray = found / max(float(gradients.size_bytes.sum()), 1.0)
+    return share
+
+
+def _apart(
+    name: str,
+    gradients: Gradients,
+    own: npt.NDArray[np.intp],
+    columns: Columns,
+    resources: Resources,
+) -> BoolArray:
+    """Return which gradients of a class travel by rows or by factors, ``m x c``."""
+    apart: BoolArray = (
+        (columns.exchanges(name) == "rows")
+        | travels_sparse(gradients, own, columns)
+        | travels_by_factors(name, gradients, own, columns, resources)
+    )
+    return apart
 
 
 def gathered(items: Items, count: int) -> Items:
     """Put all ``items`` into ``count`` buckets, in the order of their arrival."""
     whole = _copied(items)
     everything = np.ones(items.size_bytes.shape, dtype=np.bool_)
-    _merge(items, whole, everything, np.array(float(count)), items.size_bytes.sum(axis=0))
+    whole_bytes = items.size_bytes.sum(axis=0)
+    _merge(items, whole, everything, np.full(len(whole_bytes), float(count)), whole_bytes)
     return Items(*whole)
 
 
@@ -82,29 +115,50 @@ def _copied(items: Items) -> list[FloatArray]:
 
 
 def _merge(
-    items: Items, whole: list[FloatArray], members: BoolArray, count: FloatArray, own: FloatArray
+    items: Items,
+    whole: list[FloatArray],
+    members: BoolArray,
+    count: FloatArray,
+    own: FloatArray,
+    rule: str = "ordered",
 ) -> None:
     """Put ``members``, ``k x c``, of ``own`` bytes into ``count`` buckets, in ``whole``.
 
-    A gradient closes at most one bucket, if the bucket's share is reached. So the number of closed
-    buckets after it is the number of shares reached, or one more than before if that is less: a
-    running minimum. All members have the same plan, hence the same operations.
+    All members have the same plan, hence the same operations.
     """
     _, size, wire_s, *_ = whole
+    total, shape = items.size_bytes.size, items.size_bytes.shape
+    order = np.arange(shape[0])
+    if rule == "size":
+        order = np.argsort(-items.size_bytes[:, 0], kind="stable")
+    bucket = np.empty(shape, dtype=np.intp)
+    bucket[order] = _buckets(items.size_bytes[order], members[order], count, own)
+    place = (bucket * shape[1] + np.arange(shape[1]))[members]
+    # Where an index is repeated, the last value stays: that of the gradient that arrives last.
+    last = np.full(total, -1)
+    last[place] = np.nonzero(members)[0]
+    there = np.flatnonzero(last >= 0)
+    for values, into in ((items.size_bytes, size), (items.wire_s, wire_s)):
+        sums = np.bincount(place, weights=values[members], minlength=total)
+        into[members] = 0.0
+        into[last[there], there % shape[1]] = sums[there]
+
+
+def _buckets(
+    sizes: FloatArray, members: BoolArray, count: FloatArray, own: FloatArray
+) -> npt.NDArray[np.intp]:
+    """Return the number of each member's bucket, from 0; that of others means nothing.
+
+    A gradient closes at most one bucket, if the bucket's share is reached. So the number of closed
+    buckets after it is the number of shares reached, or one more than before if that is less: a
+    running minimum.
+    """
     place = np.cumsum(members, axis=0)
-    reached = _running(items.size_bytes, members)
+    reached = np.cumsum(np.where(members, sizes, 0.0), axis=0)
     shares = np.floor(reached * count / np.maximum(own, 1.0) * (1 + 1e-9))
     closed = place + np.minimum.accumulate(np.minimum(shares - place, 0.0), axis=0)
     before = np.vstack([np.zeros_like(closed[:1]), closed[:-1]])
-    closes = members & ((closed > before) | (place == place[-1]))
-    for sums, into in ((reached, size), (_running(items.wire_s, members), wire_s)):
-        ends = np.maximum.accumulate(np.where(closes, sums, 0.0), axis=0)
-        begins = np.vstack([np.zeros_like(ends[:1]), ends[:-1]])
-        into[members] = np.where(closes, sums - begins, 0.0)[members]
-
-
-def _running(values: FloatArray, members: BoolArray) -> FloatArray:
-    return np.cumsum(np.where(members, values, 0.0), axis=0)
+    return before.astype(np.intp)
 
 
 def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:

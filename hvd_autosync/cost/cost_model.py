@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hvd_autosync.cost.async_transfers import ASYNC_PASSES, async_transfers
-from hvd_autosync.cost.bucketing import bucketed
+from hvd_autosync.cost.bucketing import bucketed, deferrable_share
 from hvd_autosync.cost.coefficients import (
     CONTENTION,
     DEVICE_SHARE,
@@ -109,6 +109,7 @@ class CostModel:
             items=async_transfers(self._gradients, self._resources, count),
             loop=Loop(nothing, nothing, self._latency_s * once),
             host_s=sent_s * once,
+            after_s=nothing,
             local=once,
             deferrable=nothing,
         )
@@ -116,10 +117,12 @@ class CostModel:
     def prepare(self, columns: Columns) -> Prepared:
         """Return the steps under BSP, up to the coefficients."""
         items, host_s = None, np.zeros(len(columns))
+        after_s, deferrable = np.zeros((2, len(columns)))
         local = columns.rounds()
         device = "accelerator" if self._resources.has_gpu else "cpu"
         if self._resources.world_size > 1 and len(self._gradients.size_bytes):
-            items, passes = self._items(columns)
+            items, after_s, passes = self._items(columns)
+            deferrable = deferrable_share(self._gradients, columns, self._resources)
             large = int((self._gradients.classes == LARGE).sum())
             slices = large * (columns.numbers("large_slices") - 1)
             sent = (items.size_bytes > 0).sum(axis=0) + slices
@@ -133,8 +136,9 @@ class CostModel:
             items,
             loop,
             host_s,
+            after_s,
             local,
-            np.where(waits, 1.0 - fused, 0.0),
+            np.where(waits, (1.0 - fused) * deferrable, 0.0),
             CONTENTION[device],
             self._model.forward_s,
             self._model.backward_s,
@@ -155,23 +159,27 @@ class CostModel:
             self._latency_s * np.where(uncached, UNCACHED, 1.0),
         )
 
-    def _items(self, columns: Columns) -> tuple[Items, FloatArray]:
-        """Return the items on the wire, and the bytes of passes over memory, shape ``(c,)``."""
+    def _items(self, columns: Columns) -> tuple[Items, FloatArray, FloatArray]:
+        """Return the items on the wire, with what follows them, as of :class:`Prepared`.
+
+        The third is the bytes of passes over memory, shape ``(c,)``.
+        """
         gradients = self._gradients
         shape = (len(gradients.size_bytes), len(columns))
         wire_s, operations, alone = np.zeros(shape), np.ones(shape), np.zeros(shape)
         latency = np.ones(shape)
-        passes = np.zeros(len(columns))
+        after_s, passes = np.zeros((2, len(columns)))
         for name in PARAMETER_CLASSES:
             own = np.flatnonzero(gradients.classes == name)
             if len(own):
                 costs = exchange_costs(name, gradients, own, columns, self._resources)
                 wire_s[own], operations[own] = costs.wire_s, costs.operations
                 alone[own], latency[own] = costs.alone, costs.latency
+                after_s += costs.after_s.sum(axis=0)
                 passes += gradients.size_bytes[own] @ costs.passes
         # Parameters to average are all ready at once.
         every_step = columns.rounds() == 1
         arrival_s = np.where(every_step, gradients.ready_s[:, None], 0.0)
         size = np.broadcast_to(gradients.size_bytes[:, None], shape)
         items = Items(arrival_s, size, wire_s, operations, alone, latency)
-        return bucketed(gradients, columns, self._resources, items), passes
+        return bucketed(gradients, columns, self._resources, items), after_s, passes

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hvd_autosync.cost.coefficients import DEVICE_SHARE, PASS_S_PER_BYTE
+from hvd_autosync.cost.coefficients import COORDINATION_SHARE, DEVICE_SHARE, PASS_S_PER_BYTE
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import FloatArray
@@ -60,7 +60,7 @@ _WHOLE: FloatArray = np.ones((1, 1))
 #: Consecutive operations, including the participation check of ``runtime/exchange/dispatcher.py``.
 _OPERATIONS = {
     "hierarchical": 4.0,
-    "sharded": 3.0,
+    "sharded": 2.0,
     "rows": 3.0,
     FACTORS: 2.0,
     HIERARCHICAL_FACTORS: 3.0,
@@ -81,7 +81,8 @@ class ExchangeCosts:
     """Arrays of shape ``(m, c)``.
 
     Attributes:
-        wire_s: Seconds on the wire.
+        wire_s: Seconds on the wire, of what is sent as soon as the gradient is there.
+        after_s: Seconds on the wire of what follows the owners' step.
         operations: Number of consecutive operations.
         alone: Number of responses that are not shared with other gradients.
         passes: Passes over the gradient's memory.
@@ -89,6 +90,7 @@ class ExchangeCosts:
     """
 
     wire_s: FloatArray
+    after_s: FloatArray
     operations: FloatArray
     alone: FloatArray
     passes: FloatArray
@@ -145,8 +147,11 @@ def exchange_costs(
     passes = np.where(flat, coding, passes)
     twofold = (exchange == "hierarchical") & np.isin(codec, _TWOFOLD)
     operations = np.where(twofold, operations + 1, operations)
-    by_parts = (exchange == "sharded") | ((exchange == "allreduce") & in_parts)
-    wire_s = np.where(by_parts, wire_s * _parts_share(resources), wire_s)
+    sharded = exchange == "sharded"
+    by_parts = sharded | ((exchange == "allreduce") & in_parts)
+    # The allgather of what owners have stepped is half of a ring, and follows backward.
+    after_s = np.where(sharded, wire_s / 2, 0.0)
+    wire_s = np.where(by_parts, wire_s * _parts_share(resources), wire_s) - after_s
     pieces = columns.numbers("large_slices") if name == LARGE else np.ones(len(columns))
     by_parts = by_parts | in_parts | (flat & (not of_two))
     alone = np.where(by_parts, (1 + _ALLTOALL_RESPONSES) * pieces - 1, np.zeros(shape))
@@ -167,7 +172,7 @@ def exchange_costs(
         passes = np.where(between, coding * hosts / resources.world_size, passes)
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
         wire_s = np.where(by_levels, size * levels_s, wire_s)
-        # Two of three operations are within a host, and the ranks of each level agree alone.
+        # Two of three operations are within a host.
         latencies = 2 * within.latency_s + across.latency_s
         latency = np.where(by_levels, _ratio(latencies / 3, overall.latency_s), latency)
     if name == EMBEDDING:
@@ -185,6 +190,7 @@ def exchange_costs(
         sent = np.where(sparse | (gathered < rows), sent, size)
         by_rows = (exchange == "rows") | sparse
         wire_s = np.where(by_rows, sent / overall.bandwidth_bytes_per_s, wire_s)
+        after_s = np.where(by_rows, 0.0, after_s)
         passes = np.where(by_rows, _ROWS_PASSES * device_share, passes)
         planned = np.where(as_stored, 1.0, _OPERATIONS["rows"])
         operations = np.where(by_rows, planned, operations)
@@ -215,7 +221,7 @@ def exchange_costs(
     gathers = np.where(by_two_levels, _OPERATIONS[HIERARCHICAL_FACTORS], _OPERATIONS[FACTORS])
     operations = np.where(by_factors, gathers, operations)
     alone = np.where(by_factors, np.where(by_two_levels, 2 * _ALLTOALL_RESPONSES, 0.0), alone)
-    return ExchangeCosts(wire_s, operations, alone, passes, latency)
+    return ExchangeCosts(wire_s, after_s, operations, alone, passes, latency)
 
 
 def travels_sparse(
@@ -249,7 +255,13 @@ def travels_by_factors(
 
 
 def _ratio(latency_s: float, overall_s: float) -> float:
-    return latency_s / overall_s if overall_s > 0 else 1.0
+    """Return the latency of operations of some ranks, times that of one among all.
+
+    All ranks agree on them in the same cycles, whose shortest is that share of it.
+    """
+    if overall_s <= 0:
+        return 1.0
+    return COORDINATION_SHARE + (1 - COORDINATION_SHARE) * latency_s / overall_s
 
 
 def _device_share(resources: Resources) -> float:

@@ -24,6 +24,8 @@ class Prepared:
         items: Items on the wire; ``None`` if there are none.
         loop: Horovod's background loop.
         host_s: Seconds of work on gradients in memory, shape ``(c,)``.
+        after_s: Seconds on the wire of what owners send when they have stepped, by one operation
+            that follows all others, shape ``(c,)``; 0: nothing is owned.
         local: Steps of a round of local steps, shape ``(c,)``; 1: gradients are sent in every step.
         deferrable: Share of the communication that may be deferred into the next forward, shape
             ``(c,)``. It is 0 if updates are not deferred, and falls with the fused share: fused
@@ -39,6 +41,7 @@ class Prepared:
     items: Items | None
     loop: Loop
     host_s: FloatArray
+    after_s: FloatArray
     local: FloatArray
     deferrable: FloatArray
     contention: float
@@ -70,13 +73,16 @@ class Prepared:
         forward_s, backward_s = self.forward_s * compute, self.backward_s * compute
         if self.items is None:
             return forward_s.reshape(shape), backward_s.reshape(shape), np.zeros(shape)
-        cycle_s, local, deferrable = (
-            np.tile(each, len(coefficients)) for each in (self.cycle_s, self.local, self.deferrable)
+        cycle_s, after_s, local, deferrable = (
+            np.tile(each, len(coefficients))
+            for each in (self.cycle_s, self.after_s, self.local, self.deferrable)
         )
         communicated_s, overlapped_s = self._communication(
             len(coefficients), latency, byte, compute
         )
-        exposed_s = np.maximum(communicated_s - backward_s, 0.0)
+        operation_s = cycle_s / 2 + self.latency_s * latency
+        later_s = np.where(after_s > 0, operation_s + after_s * byte, 0.0)
+        exposed_s = np.maximum(communicated_s - backward_s, 0.0) + later_s
         if (local > 1).any():
             # Averaging of parameters overlaps with nothing.
             loop = self._loop(len(coefficients), latency)

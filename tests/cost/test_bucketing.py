@@ -13,6 +13,10 @@ from hvd_autosync.cost.columns import Columns
 from hvd_autosync.learner.points import sobol_points
 from hvd_autosync.runtime.exchange.buckets import split_evenly
 from hvd_autosync.search_space import (
+    HorovodBuild,
+    Host,
+    Link,
+    Links,
     ModelProfile,
     ParameterProfile,
     Resources,
@@ -57,6 +61,8 @@ def sizes_sent(model: ModelProfile, strategy: Strategy, ranks: int) -> list[int]
             count = len(sizes)
         else:
             count = math.ceil(sum(sizes) / _BUCKET_BYTES)
+        if plan.rule == "size":
+            sizes = sorted(sizes, reverse=True)
         groups = [[i] for i in range(len(sizes))]
         if count < len(sizes):
             groups = split_evenly(sizes, count)
@@ -84,8 +90,7 @@ def test_buckets_are_those_of_the_runtime(
     if factors:
         model = with_factors(model)
     space = build_space(model, slow_network, held={"controller": "gloo"}, allow=allow)
-    spread = [space.decode(point) for point in sobol_points(space, 200, 0)]
-    strategies = [s.replacing(bucket_rule="ordered") if "bucket_rule" in s else s for s in spread]
+    strategies = [space.decode(point) for point in sobol_points(space, 200, 0)]
     items = CostModel(model, slow_network).prepare(Columns.of(strategies)).items
     assert items is not None
     for index, strategy in enumerate(strategies):
@@ -95,6 +100,7 @@ def test_buckets_are_those_of_the_runtime(
     chosen = {s.get("large_exchange") for s in strategies}
     assert chosen & {*BY_FACTORS} == ({*BY_FACTORS} if factors else set())
     assert np.allclose(items.size_bytes.sum(axis=0), model.size_bytes)
+    assert {s["bucket_rule"] for s in strategies if s.get("buckets")} == {"ordered", "size"}
 
 
 def test_buckets_by_size_that_hold_one_gradient_each_are_not_late(
@@ -111,5 +117,26 @@ def test_buckets_by_size_that_hold_one_gradient_each_are_not_late(
     assert one_by_size >= one
     items = cost.prepare(Columns.of(strategies)).items
     assert items is not None
-    late = items.arrival_s.min(axis=0)
+    late = np.where(items.size_bytes > 0, items.arrival_s, np.inf).min(axis=0)
     assert late[0] == late[1] < late[2]
+
+
+def test_a_bucket_by_size_is_complete_when_its_last_gradient_is() -> None:
+    """The large ones are of the first half of backward; the small ones wait for the last."""
+    sizes = (100, 7, 90, 6, 80, 5, 4, 3)
+    parameters = tuple(
+        ParameterProfile(f"p{i}", (size,), "float32", False, i, 0.01 * (i + 1))
+        for i, size in enumerate(sizes)
+    )
+    model = ModelProfile(parameters, forward_s=0.05, backward_s=0.08)
+    link = Link(2, latency_s=1e-4, bandwidth_bytes_per_s=1e6)
+    build = HorovodBuild("0.28.1", gloo=True, mpi=False)
+    resources = Resources((Host("a", 1), Host("b", 1)), "cpu", build, Links(overall=link))
+    strategy = Strategy({"buckets": 3, "bucket_rule": "size"})
+    items = CostModel(model, resources).prepare(Columns.of([strategy])).items
+    assert items is not None
+    there = np.flatnonzero(items.size_bytes[:, 0])
+    # By size: 100 | 90 80 | 7 6 5 4 3.
+    assert (items.size_bytes[there, 0] / 4).tolist() == [100.0, 170.0, 25.0]
+    assert items.arrival_s[there, 0] == pytest.approx([0.01, 0.05, 0.08])
+    assert items.wire_s[there, 0] == pytest.approx(4e-6 * np.array([100.0, 170.0, 25.0]))
