@@ -7,7 +7,6 @@ receive its events through a :class:`Listener`.
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
@@ -58,12 +57,12 @@ from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.search_space.schedule import SEE_EPOCHS
-from hvd_autosync.search_space.sync_plan import beyond_horovod, schedule_of
-from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
+from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.study.fallbacks import fallback_line, without_excluded
 from hvd_autosync.study.forecast import Forecast, forecast
 from hvd_autosync.study.resumed import has_rested
 from hvd_autosync.study.study import AskTellStudy
+from hvd_autosync.study.trial_steps import whole_rounds
 from hvd_autosync.study.unfit import why_unfit
 from hvd_autosync.study.values import Conclusion, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
@@ -336,7 +335,7 @@ class _Tuning:
             trial_id=f"{study.study_id}-{trial.number}-{uuid.uuid4().hex[:6]}",
             strategy=trial.strategy,
             warmup_steps=warmup,
-            measured_steps=_whole_rounds(trial.strategy, trial.steps or steps),
+            measured_steps=whole_rounds(trial.strategy, trial.steps or steps),
             seed=trial.seed,
             adaptive_steps=trial.kind == "default" and study.settings.adaptive_steps,
             profile=trial.kind == "default",
@@ -436,13 +435,6 @@ class _Tuning:
                 f"cluster; {_AGAIN}"
             )
             study.finish(found)
-
-
-def _whole_rounds(strategy: Strategy, steps: int) -> int:
-    """``steps``, rounded up to whole rounds of local steps and to enough rounds for a step time."""
-    schedule = schedule_of(strategy)
-    length = 1 if schedule is None else schedule.base
-    return length * max(math.ceil(steps / length), MIN_MEASURED_STEPS + 1 if length > 1 else 0)
 
 
 def _classes(task: Task | None, strategy: Strategy) -> Classes:

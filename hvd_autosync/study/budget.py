@@ -59,23 +59,48 @@ class Budget:
     @property
     def trial_s(self) -> float:
         """Mean seconds of an exploring trial and the search for it; 0 if unknown."""
-        ended = [t for t in explored(self._trials) if t.result and math.isfinite(t.result.total_s)]
+        others = [trial for trial in self._ended() if trial.kind != "default"]
+        return self._run_s + (_asked_s(others) / len(others) if others else 0.0)
+
+    @property
+    def _run_s(self) -> float:
+        """Mean seconds of an exploring trial alone, as of one that confirms; 0 if unknown."""
+        ended = self._ended()
         others = [trial for trial in ended if trial.kind != "default"]
         if others:
-            return _used_s(others) / len(others)
+            return _ran_s(others) / len(others)
         default = ended[-1].result if ended else None
         return 0.0 if default is None else trial_s_after(default, self._settings)
 
+    def _ended(self) -> list[TrialRecord]:
+        """Return the exploring trials that have ended, the default's included."""
+        return [t for t in explored(self._trials) if t.result and math.isfinite(t.result.total_s)]
+
     @property
     def cost_s(self) -> float:
-        """Mean seconds that an exploring trial costs, at least 0; 0 if unknown.
+        """Mean seconds that an exploring trial costs, at least 0; 0 if unknown."""
+        return self.trial_s if self._launches else self._lost_in_steps_s
+
+    @property
+    def _confirming_cost_s(self) -> float:
+        """Mean seconds that a confirming trial costs, at least 0; 0 if unknown."""
+        return self._run_s if self._launches else self._lost_in_steps_s
+
+    @property
+    def _launches(self) -> bool:
+        """Whether trials are no steps of the training, as far as is known."""
+        default = default_result(self._trials)
+        return self._settings.mode != "live" or default is None or default.step_time is None
+
+    @property
+    def _lost_in_steps_s(self) -> float:
+        """Mean seconds that a live trial costs, at least 0.
 
         A live trial consists of steps of the training, which goes on during the search, too. So it
         costs only what its steps take longer than under the default.
         """
         default = default_result(self._trials)
-        if self._settings.mode != "live" or default is None or default.step_time is None:
-            return self.trial_s
+        assert default is not None and default.step_time is not None, "it was measured"
         step_s = default.step_time.mean_s
         exploring = {trial.number for trial in explored(self._trials)}
         lost_s = []
@@ -98,7 +123,7 @@ class Budget:
         Args:
             contenders: Number of candidates plus one for the default.
         """
-        return MIN_ROUNDS * contenders * self.trial_s
+        return MIN_ROUNDS * contenders * self._run_s
 
     def judging_s(self, steps: int) -> float:
         """Return the seconds until the next verdict on a lossy strategy.
@@ -174,7 +199,8 @@ class Budget:
         """
         if self.left_s < self.confirming_s(contenders):
             return f"the limit of {self._minutes} leaves no time for the confirmation"
-        cost_s, saved_s = MIN_ROUNDS * contenders * self.cost_s, saving * self.training_s
+        cost_s = MIN_ROUNDS * contenders * self._confirming_cost_s
+        saved_s = saving * self.training_s
         if saved_s < cost_s:
             return (
                 f"the confirmation costs {cost_s:.0f} s and is expected to save "
@@ -189,9 +215,9 @@ class Budget:
             trials: Those of the round that begins; 0 if none does.
             saving: Share of a step that it may save.
         """
-        if self.left_s < self.trial_s:
+        if self.left_s < self._run_s:
             return "the minutes were used before anything was confirmed"
-        cost_s, saved_s = trials * self.cost_s, saving * self.training_s
+        cost_s, saved_s = trials * self._confirming_cost_s, saving * self.training_s
         if saved_s < cost_s:
             return (
                 f"another round of the confirmation costs {cost_s:.0f} s and may save "
@@ -248,9 +274,16 @@ def _lost_s(result: TrialResult, default_s: float) -> float:
 
 def _used_s(trials: Sequence[TrialRecord]) -> float:
     """Return the seconds of the trials and of the learner before them."""
+    return _ran_s(trials) + _asked_s(trials)
+
+
+def _ran_s(trials: Sequence[TrialRecord]) -> float:
     trial_s = [t.result.total_s for t in trials if t.result is not None]
-    ask_s = [float(t.info.get("ask_s", 0.0)) for t in trials]
-    return sum(s for s in trial_s if not math.isnan(s)) + sum(ask_s)
+    return sum(s for s in trial_s if not math.isnan(s))
+
+
+def _asked_s(trials: Sequence[TrialRecord]) -> float:
+    return sum(float(t.info.get("ask_s", 0.0)) for t in trials)
 
 
 def _spent_s(trials: Sequence[TrialRecord]) -> float:

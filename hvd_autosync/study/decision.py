@@ -27,6 +27,7 @@ from hvd_autosync.study.quality_trial import QualityTrial, enough_steps
 from hvd_autosync.study.related_studies import RELATED, is_unknown, observations_of
 from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.stage_budget import explored, turn_to_explore
+from hvd_autosync.study.trial_steps import comparable_steps
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import TrialRecord, default_result
@@ -120,7 +121,9 @@ class Decision:
         plan: dict[str, Any] = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
         if without := [dict(verdict.strategy) for verdict in verdicts if not verdict.pairs]:
             plan["unjudged"] = without  # so that the conclusion says why
-        return TrialRequest(next_one, "confirm", plan)
+        _, usual = self._settings.steps_after(default_result(self._trials))
+        steps = comparable_steps((default, *candidates), usual)
+        return TrialRequest(next_one, "confirm", plan, steps)
 
     def proven(self) -> Strategy | None:
         """Return the best strategy that was confirmed so far, if any.

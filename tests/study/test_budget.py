@@ -34,3 +34,16 @@ def test_quality_trials_have_the_time_that_is_left_of_both_limits() -> None:
     assert Budget(settings, [quality, other, other]).left_for("quality") == 0.0
     unlimited = Budget(replace(settings, minutes=None), [quality])
     assert (unlimited.left_for("quality"), unlimited.left_for("sobol")) == (10.0, math.inf)
+
+
+def test_a_confirmation_is_not_charged_with_the_search_for_strategies() -> None:
+    """None is searched for: its trials repeat what was tried."""
+    settings = StudySettings(minutes=10.0, expected_hours=300 / 3600)
+    result = TrialResult(TrialStatus.COMPLETED, total_s=10.0)
+    trial = TrialRecord("study", 0, "sobol", Strategy(), "", "", {"ask_s": 5.0}, result)
+    budget = Budget(settings, [trial])
+    assert budget.confirming_s() == 60.0 and budget.trial_s == budget.cost_s == 15.0
+    assert not budget.why_not_confirm(2, saving=0.2)
+    assert "costs 60 s" in budget.why_not_confirm(2, saving=0.19)
+    assert not budget.why_not_go_on(2, saving=0.07)
+    assert "costs 20 s" in budget.why_not_go_on(2, saving=0.06)
