@@ -103,8 +103,7 @@ class BayesianSearch:
         saved = (times.at(best) - np.array([times.at(f) for f in SHARES])) / times.at(best)
         counts = np.array([len(at_share(outcomes, f)) for f in SHARES])
         open_ = (shares < best) & (counts < _MOST_AT_ONE)
-        missed = [f for f in SHARES if f < best and _missed(at_share(outcomes, f), goal)]
-        worst = max(missed, default=0.0)
+        worst = max((f for f in _missed(outcomes, goal) if f < best), default=0.0)
         anywhere = np.clip((shares - worst) / (best - worst), 0, 1) if best > 0 else shares
         probability = (1 - _UNLIKE) * likely + _UNLIKE * anywhere
         expected = np.where(open_, saved * probability, -math.inf)
@@ -127,5 +126,7 @@ class BayesianSearch:
         return NextShare(SHARES[next_place], False, reason)
 
 
-def _missed(runs: Sequence[RecurringOutcome], goal: Goal) -> bool:
-    return bool(runs) and not goal.kept_by(runs)
+def _missed(outcomes: Sequence[RecurringOutcome], goal: Goal) -> set[float]:
+    """Return the shares whose runs have missed the target, as they were, not as planned."""
+    shares = {each.share for each in outcomes}
+    return {f for f in shares if not goal.kept_by([e for e in outcomes if e.share == f])}

@@ -43,10 +43,12 @@ class BinarySearch:
                     reason += f", run {len(runs) + 1} of {self._settings.repeats}"
                 of = f"({number + 1} of {self._settings.settings})"
                 return NextShare(share, False, f"{reason} {of}")
+            # Where the work has grown, the runs had less BSP than was planned.
+            tried = max(each.share for each in runs)
             if goal.kept_by(runs):
-                high = share
+                low, high = min(low, tried), tried
             else:
-                low = share
+                low = max(low, tried)
         if high == 1:
             reason = f"all tried shares missed {goal.bound:.6g}"
         else:

@@ -208,7 +208,7 @@ def run_recurring(job: Job, options: Options) -> int:
         )
         return ended.status
     print_line(_result(run, next_run.number))
-    if run.share != next_run.decision.share:
+    if run.samples and run.share != next_run.decision.share:
         print_line(
             f"it trained on {run.samples} samples instead of {next_run.total}, so f was "
             f"{run.share:.4g}; the next runs switch by as many samples"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.recurring import SEARCHES, RecurringOutcome, SearchSettings
-from hvd_autosync.recurring.bayesian import times_of
+from hvd_autosync.recurring.bayesian import _missed, times_of
 from hvd_autosync.recurring.curve import keeps
 from hvd_autosync.recurring.outcomes import Goal, goal_of
 
@@ -123,6 +123,22 @@ def test_repeated_runs_of_a_share_count_by_their_mean() -> None:
     assert search.next_share(seen).share == 0.5
     assert search.next_share([*seen, RecurringOutcome(0.5, 0.91, 1.0)]).share == 0.25
     assert search.next_share([*seen, RecurringOutcome(0.5, 0.89, 1.0)]).share == 0.75
+
+
+@pytest.mark.parametrize(("metric", "next_share"), [(0.5, 0.625), (0.9, 0.125)])
+def test_the_binary_search_goes_on_from_what_a_run_of_a_grown_job_had(
+    metric: float, next_share: float
+) -> None:
+    """It was planned with half of its work under BSP, and had a quarter."""
+    seen = [RecurringOutcome(1.0, 0.9, 10.0), RecurringOutcome(0.25, metric, 8.0, planned=0.5)]
+    assert SEARCHES["binary"](WANTED).next_share(seen).share == next_share
+
+
+def test_the_bayesian_search_counts_a_miss_for_the_share_that_was_done() -> None:
+    """A run that was planned with a quarter, and had a tenth, does not rule the quarter out."""
+    base = RecurringOutcome(1.0, 0.9, 10.0)
+    was = RecurringOutcome(0.1, 0.5, 5.0, planned=0.25)
+    assert _missed([base, was], Goal(0.9, 0.01)) == {0.1}
 
 
 def test_the_bayesian_search_ends_where_less_bsp_is_no_faster() -> None:
