@@ -206,11 +206,11 @@ class Endpoint:
 
     def _send_failures(self) -> None:
         """Tell the other ranks, which would wait for this one, as far as that is possible."""
-        with contextlib.suppress(Exception):
-            while self._outbox:
-                to, text, body = self._outbox.popleft()
-                if text[:1] == FAILURE and to not in (self._rank, *self._transport.lost):
-                    self._transport.send(to, text, body)
+        assert self._failure is not None, "it has just failed"
+        text = FAILURE + self._failure.message.encode(errors="replace")
+        for to in self._ranks - {self._rank, *self._transport.lost}:
+            with contextlib.suppress(Exception):  # the transport may be what has failed
+                self._transport.send(to, text, _EMPTY)
 
     def _check_peers(self) -> None:
         if not self._transport.awaited:

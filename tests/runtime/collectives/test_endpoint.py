@@ -211,17 +211,22 @@ def test_a_failure_is_known_everywhere_and_nothing_is_handled_after_it() -> None
 
 
 class Breaks:
-    """A transport that can still send when it can receive no more."""
+    """A transport that cannot receive, or cannot send to rank 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, receives: bool) -> None:
         self.awaited, self.lost = set[int](), dict[int, str]()
+        self.receives = receives
         self.sent: list[tuple[int, bytes]] = []
 
     def send(self, to: int, text: bytes, body: memoryview) -> None:
+        if self.receives and to == 0:
+            raise OSError("too many messages")
         self.sent.append((to, text))
 
     def receive(self, most_s: float) -> list[TransportMessage]:
-        raise OSError("too many messages")
+        if not self.receives:
+            raise OSError("too many messages")
+        return []
 
     def wake(self) -> None:
         """Nothing waits."""
@@ -229,17 +234,20 @@ class Breaks:
     end = forget = wake
 
 
+@pytest.mark.parametrize(("receives", "told"), [(False, [0, 2]), (True, [2])])
 def test_the_others_hear_of_an_endpoint_that_fails_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, receives: bool, told: list[int]
 ) -> None:
-    """Under MPI no connection breaks."""
+    """Under MPI no connection breaks. Those that can be told are, if another one cannot."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    transport = Breaks()
+    transport = Breaks(receives)
     endpoint = Endpoint(1, 3, transport, lambda *message: None)
+    if receives:
+        endpoint.send(0, b"")
     until(lambda: not endpoint._thread.is_alive())
     said = "the message endpoint of rank 1 failed: OSError('too many messages')"
     assert failure(endpoint) == said
-    assert sorted(transport.sent) == [(to, FAILURE + said.encode()) for to in (0, 2)]
+    assert sorted(transport.sent) == [(to, FAILURE + said.encode()) for to in told]
 
 
 def test_close_raises_a_failure_that_check_has_not_raised() -> None:
