@@ -24,7 +24,10 @@ if sys.argv[1] == "fails":
         raise RuntimeError("deliberate")
     time.sleep(120)
 if sys.argv[1] == "ends":
-    sys.exit(time.sleep(3 * first))
+    if first:
+        time.sleep(3)
+        print("woke", flush=True)
+    sys.exit()
 hvd.shutdown()
 if first:
     time.sleep(3)
