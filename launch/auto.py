@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.cold import ColdRunner
-from hvd_autosync.launch.facts import default_controller, horovod_build, mpi_built
+from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.fork_servers import ForkServersError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -46,8 +46,7 @@ class AutoRunner:
         own_files: Files that the driver itself writes; changes of them are not reverted.
 
     Raises:
-        ConfigurationError: There is no temporary folder, or no ``mpirun`` for a job that chooses no
-            controller where Horovod has MPI.
+        ConfigurationError: There is no temporary folder.
     """
 
     def __init__(
@@ -70,12 +69,6 @@ class AutoRunner:
         self._keep_files = keep_files
         self._watch: WatchedFiles | None = None
         controller = job.controller or default_controller(horovod_build())
-        if job.controller is None and controller == "gloo" and mpi_built():
-            raise ConfigurationError(
-                "Horovod was built with MPI, by which horovodrun launches this job, but there is "
-                "no mpirun",
-                hint="Load the MPI of this Horovod, or give --gloo.",
-            )
         if not cold and controller == "gloo":
             try:
                 self._warm = _warm_runner(job, say, self._files)
@@ -93,7 +86,8 @@ class AutoRunner:
         except NotPrivateError as error:
             self._share_files(str(error))
             return self._run_watched(spec, limits, progress)
-        if result.status in (*_FAILED, TrialStatus.ENDED_EARLY) and not self._files.cleared:
+        failed = result.status in (*_FAILED, TrialStatus.ENDED_EARLY)
+        if failed and not spec.probe and not self._files.cleared:
             suspicion = self._files.suspicion(result, len(self._job.hosts))
             if suspicion:
                 return self._retry_not_private(result, suspicion, spec, limits, progress)

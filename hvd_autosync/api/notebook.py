@@ -15,7 +15,12 @@ from hvd_autosync.api.results import Study
 from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.engine.option_values import variable_name
 from hvd_autosync.engine.options import Options, as_text, resolve_options
-from hvd_autosync.engine.preflight import check_command, check_hosts, start_driver_log
+from hvd_autosync.engine.preflight import (
+    check_command,
+    check_controller,
+    check_hosts,
+    start_driver_log,
+)
 from hvd_autosync.engine.tuning import Listener, TuningInterrupted
 from hvd_autosync.engine.tuning import tune as tune_job
 from hvd_autosync.errors import ConfigurationError
@@ -109,6 +114,7 @@ def tune(
     job, chosen = _job(words, np, hosts, options, given, live=mode == "live")
     check_command(job)
     check_hosts(job)
+    check_controller(job)
     store = TraceStore(chosen.store)
     training = None
     try:

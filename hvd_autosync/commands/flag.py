@@ -15,7 +15,12 @@ from typing import Any
 
 from hvd_autosync.engine.job_line import extend_parser, parse_words, read_job
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.preflight import check_command, check_hosts, start_driver_log
+from hvd_autosync.engine.preflight import (
+    check_command,
+    check_controller,
+    check_hosts,
+    start_driver_log,
+)
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job
@@ -114,7 +119,7 @@ def _tune_or_train(job: Job, options: Options) -> int:
     if options.replay is not None:
         return _run_winner(job, options, options.replay)
     check_hosts(job)
-    horovod_build()
+    check_controller(job)
     if job.elastic:
         from hvd_autosync.commands.live_train import train_live
 

@@ -1,4 +1,4 @@
-"""Checks before a job is launched: its program, its script, its other hosts."""
+"""Checks before a job is launched: its program, its script, its controller, its other hosts."""
 
 from __future__ import annotations
 
@@ -54,6 +54,26 @@ def check_command(job: Job) -> None:
     if script is not None and not os.path.exists(script):  # noqa: PTH110 (takes any text)
         raise ConfigurationError(
             f"the script {script!r} does not exist in {Path.cwd()}", hint="Check its path."
+        )
+
+
+def check_controller(job: Job) -> None:
+    """Check that ``horovodrun`` can launch the job as it is; its trials may name a controller.
+
+    Raises:
+        ConfigurationError: There is no ``mpirun`` for a job that names no controller where Horovod
+            was built with MPI.
+        HorovodBuildError: ``horovod.torch`` cannot be imported.
+    """
+    from hvd_autosync.launch.facts import horovod_build, mpi_built
+
+    build = horovod_build()
+    names_none = job.controller is None and not job.elastic  # elastic jobs always run under Gloo
+    if names_none and mpi_built() and not build.mpi:
+        raise ConfigurationError(
+            "Horovod was built with MPI, by which horovodrun launches this job, but there is no "
+            "mpirun",
+            hint="Load the MPI of this Horovod, or give --gloo.",
         )
 
 

@@ -56,19 +56,7 @@ def test_requested_cold_trials_need_no_message() -> None:
 def test_trials_are_of_one_kind(default: str, warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default under MPI would be launched, and a candidate under Gloo forked."""
     monkeypatch.setattr(auto, "default_controller", lambda build: default)
-    monkeypatch.setattr(auto, "mpi_built", lambda: False)
     assert Driven(sys.executable, str(SCRIPT), controller=None).warm is warm
-    assert Driven(sys.executable, str(SCRIPT)).warm
-
-
-def test_a_job_that_would_run_under_an_mpi_that_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its trials could run under Gloo, and its training could not."""
-    monkeypatch.setattr(auto, "default_controller", lambda build: "gloo")
-    monkeypatch.setattr(auto, "mpi_built", lambda: True)
-    with pytest.raises(ConfigurationError, match="there is no mpirun"):
-        Driven(sys.executable, str(SCRIPT), controller=None)
     assert Driven(sys.executable, str(SCRIPT)).warm
 
 
@@ -166,6 +154,17 @@ def test_the_times_of_all_runs_of_a_trial_count(
     assert result.status is again
     assert (result.total_s, result.discarded_s) == (10.0, 30.0)
     assert [limits.total_s for limits in cold.limits] == [25.0, 5.0]  # type: ignore[attr-defined]
+
+
+def test_a_probe_that_fails_is_no_sign_of_private_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs no script, and says nothing about a trial that fails later."""
+    driven = Driven(sys.executable, str(SCRIPT), cold=True)
+    monkeypatch.setattr(driven.runner._files, "private", True)
+    monkeypatch.setattr(driven.runner._files, "suspicion", lambda *_: "its output has a sign")
+    driven.runner._cold = Ends(TrialStatus.CRASHED)  # type: ignore[assignment]
+    spec = TrialSpec("probe", Strategy(), 0, 0, probe=True)
+    assert driven.runner.run(spec, Limits(), lambda progress: None).status is TrialStatus.CRASHED
+    assert driven.runner._files.private and not driven.runner._files.cleared
 
 
 def test_files_are_put_back_when_trials_begin_to_run_cold(
