@@ -16,9 +16,9 @@ def pareto(evidence: Evidence) -> go.Figure:
     """Speed against loss, of the lossy strategies that were judged."""
     title = "Speed against loss"
     caption = (
-        "Look along the line from the default to the right: for each strategy on it, no other one "
-        "is both as fast and as good. Strategies above the grey band exceed the tolerance. Those "
-        "in the band are refused, too, unless they were shown to be as good."
+        "Look along the line to the right: for each strategy on it, no other one is both as fast "
+        "and as good. Strategies above the grey band exceed the tolerance. Those in the band are "
+        "refused, too, unless they were shown to be as good."
     )
     conclusion = evidence.conclusion
     if conclusion is None or not conclusion.verdicts:
@@ -46,9 +46,15 @@ def pareto(evidence: Evidence) -> go.Figure:
         annotation={"text": "tolerance", "xanchor": "left"},
         annotation_position="bottom left",
     )
-    front = [(each.speedup, each.verdict.gap) for each in offers if each.on_front]
-    if not any(speedup >= 1 and gap <= 0 for speedup, gap in front):
-        front.append((1.0, 0.0))  # nothing is both as fast and as good as the default
+    on_front = [each for each in offers if each.on_front]
+    front = [(each.speedup, each.verdict.gap) for each in on_front]
+    admitted = [
+        each.speedup >= 1 and each.verdict.gap <= 0
+        for each in on_front
+        if each.verdict.outcome is Outcome.ADMITTED
+    ]
+    if not any(admitted):
+        front.append((1.0, 0.0))  # nothing is as fast as the default and was shown to be as good
     front.sort()
     figure.add_trace(
         go.Scatter(

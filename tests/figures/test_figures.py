@@ -15,6 +15,7 @@ from hvd_autosync.api.results import Study
 from hvd_autosync.commands.page import _figures
 from hvd_autosync.errors import SpaceError, StoreError, StudyError
 from hvd_autosync.figures.knobs import importance
+from hvd_autosync.reporting.explain_quality import WORDS
 from hvd_autosync.reporting.words import STANDARD_ERRORS
 from hvd_autosync.search_space import (
     RankReport,
@@ -224,26 +225,36 @@ def test_a_study_that_has_just_begun_says_what_is_missing(tmp_path: Path) -> Non
     assert begun.best.strategy == begun.space.default and math.isnan(begun.best.step_s)
 
 
-@pytest.mark.parametrize(("admitted", "begins"), [(1.05, 1.0), (0.95, 0.1 / 0.06)])
+@pytest.mark.parametrize(
+    ("loss", "outcome", "begins"),
+    [
+        (1.05, Outcome.ADMITTED, 1.0),
+        (0.95, Outcome.ADMITTED, 0.1 / 0.06),
+        (0.95, Outcome.NOT_SHOWN, 1.0),
+    ],
+)
 def test_the_pareto_front_leaves_refused_ones_out(
-    admitted: float, begins: float, tmp_path: Path
+    loss: float, outcome: Outcome, begins: float, tmp_path: Path
 ) -> None:
     """And the default, where an admitted one is faster with a lower loss."""
     space = SearchSpace((catalogue_knob("local_steps"),))
     study = Study.create(space, store=str(tmp_path / "t.db"))
     verdicts = []
-    for steps, step_s, loss in ((1, 0.1, 1.0), (2, 0.06, admitted), (4, 0.05, 1.5)):
+    for steps, step_s, own, found in (
+        (1, 0.1, 1.0, outcome),
+        (2, 0.06, loss, outcome),
+        (4, 0.05, 1.5, Outcome.WORSE),
+    ):
         strategy = space.complete({"local_steps": steps})
         number = study._store.ask(study.study_id, strategy, "quality", {"seed": 0})
-        ranks = (RankReport(0, "a", (step_s,) * 40, losses=(loss,) * 40),)
+        ranks = (RankReport(0, "a", (step_s,) * 40, losses=(own,) * 40),)
         study._store.tell(study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
         if steps > 1:
-            outcome = Outcome.ADMITTED if loss < 1.1 else Outcome.WORSE
-            verdicts.append(Verdict(strategy, outcome, loss, 1.0, 0.1, "so it is"))
+            verdicts.append(Verdict(strategy, found, own, 1.0, 0.1, "so it is"))
     study.finish(Conclusion(space.default, "", "", 0.1, verdicts=tuple(verdicts)))
     by_name = {trace.name: trace for trace in study.plot.pareto().data}
-    assert by_name["admitted"].x[0] == pytest.approx(0.1 / 0.06)
-    assert by_name["admitted"].y[0] == pytest.approx(admitted - 1)
+    judged = by_name[WORDS[outcome]]
+    assert judged.x[0] == pytest.approx(0.1 / 0.06) and judged.y[0] == pytest.approx(loss - 1)
     assert by_name["worse"].y[0] == pytest.approx(0.5)
     assert by_name["Pareto front"].x[0] == pytest.approx(begins)
 
