@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from hvd_autosync.launch.failure import explain_failure
-from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.limits import LEAST_UNLIKE_S, Limits
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.launch.tail import Tail
 from hvd_autosync.runtime.driver.decoder import MessageDecoder
@@ -44,6 +44,7 @@ class _Report:
         in_round: As of :class:`RankReport`.
         several_losses: As of :class:`RankReport`.
         untypical: As of :class:`RankReport`.
+        unlike: As of :class:`Steps`.
         end: The end of the run.
     """
 
@@ -56,6 +57,7 @@ class _Report:
     in_round: list[int] = field(default_factory=list)
     several_losses: bool = False
     untypical: list[int] = field(default_factory=list)
+    unlike: int = 0
     end: End | None = None
 
 
@@ -87,7 +89,7 @@ class Collector:
         self._threads: list[threading.Thread] = []
         self._started = time.monotonic()
         self.first_step_s = self._launch_s = math.nan
-        self.last_step_at = self._started
+        self.last_step_at = self._last_sign_at = self._started
         self._all_ended_at = math.inf
 
     def read(self, stream: IO[bytes]) -> None:
@@ -136,6 +138,9 @@ class Collector:
                 self._reports.setdefault(rank, _Report()).end = message
 
     def _take_steps(self, report: _Report, message: Steps) -> None:
+        if message.unlike > report.unlike or message.step_s:
+            self._last_sign_at = time.monotonic()
+        report.unlike = message.unlike
         # A step has one loss at most, and a trial no more steps than it was asked for.
         known = len(report.losses)
         losses = message.losses[: self._most_steps - known]
@@ -187,9 +192,18 @@ class Collector:
         elif state.phase == "starting":
             if state.elapsed_s > limits.setup_s:
                 return f"no step within {limits.setup_s:.0f} s of the launch"
-        elif now - self.last_step_at > limits.silence_s:
-            return f"no step for {limits.silence_s:.0f} s after step {state.steps}"
+        elif now - self._last_sign_at > (limit_s := self._silence_s(limits)):
+            return f"no step for {limit_s:.0f} s after step {state.steps}"
         return ""
+
+    def _silence_s(self, limits: Limits) -> float:
+        """Return how long the ranks may give no sign.
+
+        The default's first steps have not shown how long an evaluation or a checkpoint takes.
+        """
+        with self._lock:
+            unlike = any(report.unlike for report in self._reports.values())
+        return max(limits.silence_s, LEAST_UNLIKE_S) if unlike else limits.silence_s
 
     def all_ended(self) -> bool:
         """Return whether every rank has reported the end of its run."""

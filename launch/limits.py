@@ -14,6 +14,8 @@ from hvd_autosync.search_space import TrialResult
 _SETUP_FACTOR, _SETUP_SLACK_S = 3.0, 15.0
 _STEP_FACTOR, _STEP_SLACK_S = 30.0, 10.0
 _DEVIATIONS = 6.0
+#: Least limit of a step with an evaluation, a checkpoint or a new epoch, from the last sign of one.
+LEAST_UNLIKE_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Limits:
 
     Attributes:
         setup_s: From launch to the end of the first step.
-        silence_s: From one finished step to the next.
+        silence_s: From one finished step to the next, if both are like the others.
         exit_s: From the last rank's end of the run to the launcher's exit.
         total_s: Remaining time of the tuning, or of its quality trials.
     """

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 import zlib
+
+import pytest
 
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.limits import Limits
@@ -20,8 +23,10 @@ def collected(*messages: dict[str, object]) -> TrialResult:
     return collector.result(0, "")
 
 
-def say(collector: Collector, key: str, *messages: dict[str, object], rank: int = 0) -> None:
-    for number, message in enumerate(messages):
+def say(
+    collector: Collector, key: str, *messages: dict[str, object], rank: int = 0, first: int = 0
+) -> None:
+    for number, message in enumerate(messages, first):
         for line in encode_message(key, rank, number, message).split(b"\n"):
             collector.feed(line + b"\n")
 
@@ -84,6 +89,39 @@ def test_a_trial_that_runs_into_the_end_of_the_minutes_is_cut_short() -> None:
     result = collector.result(-9, why)
     assert (result.status, result.reason) == (TrialStatus.CUT_SHORT, OUT_OF_TIME)
     assert result.step_time is not None and result.step_time.steps == 7
+
+
+def test_an_evaluation_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None was in the steps of the default, from which the limit of a step is derived."""
+    now, said = 1000.0, 0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    collector, limits = Collector(SPEC, world_size=1), Limits(silence_s=11.0)
+
+    def tell(message: dict[str, object]) -> None:
+        nonlocal said
+        say(collector, SPEC.key, message, first=said)
+        said += 1
+
+    def overdue_after(seconds: float, **news: int) -> str:
+        nonlocal now
+        now += seconds
+        if news:
+            tell(steps(4, 0, []) | news)
+        return collector.overdue(limits)
+
+    tell(HELLO)
+    tell(steps(0, 4, []))
+
+    assert not overdue_after(10)
+    assert not overdue_after(0, unlike=1)
+    assert not overdue_after(170, unlike=1)
+    # Another epoch of its loader begins, or another module is evaluated.
+    assert not overdue_after(9, unlike=2)
+    assert not overdue_after(170)
+    assert overdue_after(11) == "no step for 180 s after step 4"
+    tell(steps(4, 1, []))
+    assert not overdue_after(10)
+    assert overdue_after(2) == "no step for 11 s after step 5"
 
 
 def test_a_trial_that_was_pruned_is_cut_short() -> None:

@@ -63,6 +63,7 @@ class Steps(Message):
         in_round: Positions of those that replicas had in a round of local steps, each its own.
         several_losses: Whether the script has several losses, and reports none.
         untypical: Numbers of those steps that are not like the others.
+        unlike: Events so far in the step that goes on, which make it unlike the others.
     """
 
     first: int
@@ -72,6 +73,7 @@ class Steps(Message):
     in_round: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
     several_losses: bool = field(default=False, metadata=LEFT_OUT)
     untypical: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
+    unlike: int = field(default=0, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)

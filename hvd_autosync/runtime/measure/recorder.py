@@ -28,6 +28,7 @@ class Recorder:
         blocked: Seconds waited so far in the current step.
         losses: The losses of the current step.
         untypical: Indices of the steps that are not like the others.
+        unlike: Events in the current step that others do not contain, such as an evaluation.
     """
 
     def __init__(self, in_round: Callable[[], bool] = lambda: False) -> None:
@@ -36,6 +37,7 @@ class Recorder:
         self.blocked = 0.0
         self.losses = Losses(in_round)
         self.untypical: list[int] = []
+        self.unlike = 0
         self._losses_before = 0
         #: Losses, and whether replicas differed at each.
         self._losses: list[tuple[torch.Tensor, bool]] = []
@@ -56,6 +58,7 @@ class Recorder:
         now = perf_counter()
         if not typical:
             self.untypical.append(len(self.step_s))
+        self.unlike = 0
         self.step_s.append(now - self._last_end + more_s)
         self.blocked_s.append(self.blocked)
         self._last_end = now
@@ -93,6 +96,7 @@ class Recorder:
             "in_round": [index for index, (_, in_round) in enumerate(ready) if in_round],
             "several_losses": self.losses.several,
             "untypical": [index for index in self.untypical if first <= index < count],
+            "unlike": self.unlike,
         }
 
 

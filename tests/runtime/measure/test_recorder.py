@@ -48,6 +48,14 @@ def test_news_say_which_steps_are_unlike_the_others() -> None:
     assert recorder.take_news(wait_for_device=False)["untypical"] == [3]
 
 
+def test_news_say_that_the_current_step_is_unlike_the_others() -> None:
+    recorder = Recorder()
+    recorder.unlike += 2
+    assert recorder.take_news(wait_for_device=False)["unlike"] == 2
+    recorder.end_step()
+    assert recorder.take_news(wait_for_device=False)["unlike"] == 0
+
+
 def test_news_are_handed_over_once() -> None:
     recorder = Recorder()
     for loss in (1.0, 2.0):
@@ -67,6 +75,7 @@ def test_news_are_handed_over_once() -> None:
         "in_round": [],
         "several_losses": False,
         "untypical": [],
+        "unlike": 0,
     }
 
 
