@@ -81,6 +81,8 @@ class Guard(JoinHook):
         self._seen = 0
         #: The sum that was sent for the window before, and its handle; `None` once it has arrived.
         self._sent: tuple[torch.Tensor, int | None] | None = None
+        #: Steps before the current window, and whether the sent one was only the end of a window.
+        self._before, self._short = 0, False
         #: Losses of any rank that were not tested yet, and windows of such losses since
         #: :attr:`step`.
         self._loose: list[float] = []
@@ -104,9 +106,9 @@ class Guard(JoinHook):
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective.
 
-        Ranks with less data have missed windows, so all restart the tests, and keep the snapshots
-        that all have. Where all have made the same steps, as after most epochs, nothing is missed.
-        What others have not accepted meanwhile counts now.
+        Ranks with less data have missed windows, so all go on with the tests of a rank that has
+        missed the least, and keep the snapshots that all have. Where all have made the same steps,
+        as after most epochs, nothing is missed. What others have not accepted meanwhile counts now.
         """
         (owed,) = agree_any([bool(self._owed)], f"{self._name}.owed")
         why, self._owed = self._owed or _MEANWHILE, ""
@@ -114,10 +116,10 @@ class Guard(JoinHook):
         if same_on_all(seen, f"{self._name}.joined"):
             return
         self._sent, self._losses = None, {}
-        self._restart()
         taken = gather_texts(json.dumps(self._snapshots.steps), f"{self._name}.snapshots")
         self._snapshots.keep(set.intersection(*(set(json.loads(steps)) for steps in taken)))
         self.step = agree_steps(self.step, self._name)
+        self._begin_windows()
         if owed and self._snapshots.steps:
             self.verdict, self._due_after = why, self.step
 
@@ -178,8 +180,8 @@ class Guard(JoinHook):
 
         Args:
             step: Steps of the training so far; the same on all ranks.
-            waiting: Whether steps have a barrier from now on. All ranks then restart their tests,
-                because one of them has seen losses that the others have not.
+            waiting: Whether such steps begin or end. One rank sees the losses of all without a
+                barrier, so all go on with its tests.
         """
         if waiting:
             self._await_sent()  # other ranks send it; the lock is for nothing that waits for them
@@ -187,8 +189,9 @@ class Guard(JoinHook):
             self.step = step
             self._loose_windows = 0
             if waiting:
-                self._restart()
                 self._loose.clear()
+        if waiting:
+            self._begin_windows()
 
     def forget_prediction(self) -> None:
         """Test without a prediction, as several optimizers with losses require."""
@@ -218,9 +221,16 @@ class Guard(JoinHook):
         """Restore the last snapshot known to be healthy; returns its step."""
         return self._snapshots.restore(optimizer)
 
-    def _restart(self) -> None:
-        self._all, self._of_averages = _Sum(), _Sum()
-        self._envelope = LossEnvelope(self._prediction)
+    def _begin_windows(self) -> None:
+        """Begin a window at the current step, and take over the tests that have seen most.
+
+        A collective.
+        """
+        self._all, self._of_averages, self._before = _Sum(), _Sum(), self.step
+        own = json.dumps(self._envelope.to_json())
+        seen = map(json.loads, gather_texts(own, f"{self._name}.envelope"))
+        with self._lock:
+            self._envelope.take(max(seen, key=lambda each: int(each["windows"])))
 
     def settle(self) -> None:
         """Wait for the sum that is under way, and keep it: nothing may be then."""
@@ -236,23 +246,26 @@ class Guard(JoinHook):
         total = self._exchange()
         if total is None:
             return True
-        loss, count, loss_of_averages, count_of_averages, several, ranks = total
-        if ranks < size():  # some wait in join(), and could not fall back now
-            self._owed = self._owed or (not_finite(loss / count) if count else "")
-            return True
+        loss, count, loss_of_averages, count_of_averages, several, ranks = total[0]
+        of_all = ranks == size()
         if not count:
-            self._warn_of_no_losses()
+            if of_all:
+                self._warn_of_no_losses()
             return True
         # Of the last two complete windows, the sum of the first has arrived.
         window = max(self.step // LOSS_WINDOW - 2, 0)
         mean = loss / count
         _LOG.debug("window %d: mean loss %.6g of %d losses", window, mean, count)
-        wrong = not_finite(mean) if several else self._envelope.accepts(mean, window)
+        short = several or total[1]
+        wrong = not_finite(mean) if short else self._envelope.accepts(mean, window, of_all=of_all)
+        if not of_all:  # some wait in join(), and could not fall back now
+            self._owed = self._owed or wrong
+            return True
         if not wrong:
             taken = self._snapshots.steps
             found = {step: mean for step in taken if step // LOSS_WINDOW == window}
             self._losses = {k: v for k, v in {**self._losses, **found}.items() if k in taken}
-        if not wrong and not several and 0 < count_of_averages < count:
+        if not wrong and not short and 0 < count_of_averages < count:
             mean = loss_of_averages / count_of_averages
             wrong = self._envelope.accepts_average(mean, count_of_averages, count)
         if not wrong or not self._snapshots.steps:
@@ -270,12 +283,15 @@ class Guard(JoinHook):
         present = allreduce(here, op=Sum, name=f"{self._name}.verdict")
         return bool(present.item() == size())
 
-    def _exchange(self) -> list[float] | None:
+    def _exchange(self) -> tuple[list[float], bool] | None:
         """Return what all ranks know of the window before the last, and send the last window's.
 
-        These are sums and counts of losses, the number of ranks with several, and that of ranks.
+        These are sums and counts of losses, the number of ranks with several, and that of ranks;
+        and whether it was less than half a window, whose mean varies more than others.
         """
         arrived = None
+        short, self._short = self._short, 2 * (self.step - self._before) < LOSS_WINDOW
+        self._before = self.step
         sums = torch.tensor(
             [*self._all.taken(), *self._of_averages.taken(), self._several, 1],
             dtype=torch.float64,
@@ -286,7 +302,7 @@ class Guard(JoinHook):
             if sent is not None:
                 if sent[1] is not None:
                     sums_under_way().wait(sent[1])
-                arrived = sent[0].tolist()
+                arrived = sent[0].tolist(), short
             handle = allreduce_async_(sums, name=self._name, op=Sum)
             sums_under_way().add(handle)
             self._sent = sums, handle

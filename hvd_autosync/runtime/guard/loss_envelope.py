@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 from hvd_autosync.search_space.trial import LossPrediction
 
@@ -32,6 +34,21 @@ _LEVEL = 4
 _DEVIATIONS, _RISE, _SHARE_OF_FALL = 6.0, 0.1, 0.2
 #: For averages, summed over all rounds, half of that share suffices.
 _RISE_OF_AVERAGES = 0.05
+#: Numbers of the tests, beside the last windows.
+_NUMBERS = (
+    "windows",
+    "_excess",
+    "_variance",
+    "_predicted",
+    "_beginning",
+    "_lowest",
+    "_last",
+    "_squares",
+    "_largest",
+    "_pairs",
+    "_jumps",
+    "_jumped",
+)
 
 
 def not_finite(mean: float) -> str:
@@ -58,18 +75,33 @@ class LossEnvelope:
         self._squares, self._largest, self._pairs = 0.0, 0.0, 0
         #: Sum of the excess of averages over their replicas, and number of such losses.
         self._jumps, self._jumped = 0.0, 0.0
+        #: Number of windows that were accepted.
+        self.windows = 0
 
-    def accepts(self, mean: float, window: int) -> str:
+    def to_json(self) -> dict[str, Any]:
+        """Return what the tests have seen, for :meth:`take`; some numbers may be infinite."""
+        return {**{name: getattr(self, name) for name in _NUMBERS}, "recent": [*self._recent]}
+
+    def take(self, seen: Mapping[str, Any]) -> None:
+        """Go on from what the tests of another rank have seen (:meth:`to_json`)."""
+        for name in _NUMBERS:
+            setattr(self, name, seen[name])
+        self._recent = deque(seen["recent"], maxlen=_LEVEL)
+
+    def accepts(self, mean: float, window: int, *, of_all: bool = True) -> str:
         """Test the mean loss of a window, and record it if it is accepted.
 
         Args:
-            mean: The mean over all ranks.
+            mean: The mean over the ranks.
             window: Its number.
+            of_all: Whether these are all; the mean of some varies more than predicted.
 
         Returns:
             Why it is not accepted; empty if it is.
         """
-        wrong = not_finite(mean) or self._as_predicted(mean, window) or self._not_risen(mean)
+        wrong = not_finite(mean)
+        wrong = wrong or (self._as_predicted(mean, window) if of_all else "")
+        wrong = wrong or self._not_risen(mean)
         if not wrong:
             if self._recent:
                 square = (mean - self._last) ** 2
@@ -78,6 +110,7 @@ class LossEnvelope:
                 self._pairs += 1
             self._recent.append(mean)
             self._last = mean
+            self.windows += 1
             if len(self._recent) == _LEVEL:
                 if self._lowest == math.inf:
                     self._beginning = max(self._recent)

@@ -62,6 +62,7 @@ def test_nothing_changes_while_the_thread_of_messages_tests_a_loss(
     change: Callable[[guard.Guard], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "size", lambda: 1)
+    monkeypatch.setattr(guard, "gather_texts", lambda text, name: [text])
     guarded = guard.Guard("test", LossPrediction((1.0,), (0.1,)))
     #: The other thread has changed the guard, or waits until it may.
     came = threading.Event()
@@ -113,6 +114,7 @@ def test_a_loss_is_an_averages_also_if_it_is_reported_after_the_step(late: bool)
 
 def test_without_a_barrier_several_losses_may_rise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "size", lambda: 1)
+    monkeypatch.setattr(guard, "gather_texts", lambda text, name: [text])
     guarded = guard.Guard("test", LossPrediction((1.0,), (0.1,)))
     rising = [float(step) for step in range(20 * LOSS_WINDOW)]
     assert all(guarded.accepts_one(loss, several=True) for loss in rising)

@@ -301,6 +301,72 @@ def test_a_loss_that_is_no_number_counts_though_a_rank_is_away_most_of_the_time(
     assert ThreadRanks(2, seed=1).run(body) == [True, True]
 
 
+def test_a_loss_that_rises_counts_though_a_rank_is_away_most_of_the_time(
+    wrapped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No window is one of all ranks, and no epoch has as many as a level."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+
+    def body() -> int:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([parameter], lr=1.0)
+        guard, losses = Guard("own"), Losses()
+        for epoch in range(20):
+            for _ in range(2 if rank() else 4 * _WINDOW):
+                losses.seen(torch.tensor(9.0 if epoch >= 10 else 1.0))
+                parameter.grad = torch.tensor([-1.0])
+                optimizer.step()
+                if not guard.stepped(losses):
+                    assert "risen to 9 from 1" in guard.verdict or rank()
+                    return epoch
+                if guard.step == 1:
+                    guard.take_snapshot(optimizer)
+            join()
+        return -1
+
+    assert ThreadRanks(2, seed=1).run(body) == [11, 11]
+
+
+@pytest.mark.parametrize("rises", ["at the switch", "after the phase", ""])
+def test_steps_without_a_barrier_are_judged_by_the_level_before(
+    rises: str, wrapped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss that jumps there and stays is no new level; likewise at the end of the phase."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+
+    def body() -> str:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([parameter], lr=1.0)
+        guard, losses = Guard("own"), Losses()
+
+        def steps(loss: float) -> str:
+            for _ in range(10 * _WINDOW):
+                losses.seen(torch.tensor(loss))
+                parameter.grad = torch.tensor([-1.0])
+                optimizer.step()
+                if not guard.stepped(losses):
+                    return guard.verdict
+                if guard.wants_snapshot:
+                    guard.take_snapshot(optimizer)
+            return ""
+
+        assert not steps(1.0)
+        guard.on_quiescent(guard.step, waiting=True)
+        if rank() == 0:  # which has the losses of all
+            for _ in range(2 * 10 * _WINDOW):
+                if not guard.accepts_one(9.0 if rises == "at the switch" else 1.0):
+                    return guard.verdict
+        elif rises == "at the switch":
+            return ""
+        guard.on_quiescent(guard.step + 10 * _WINDOW, waiting=True)
+        return steps(9.0 if rises else 1.0)
+
+    first, second = ThreadRanks(2, seed=1).run(body)
+    said = "risen to 9 from 1" if rises else ""
+    assert said in first and bool(first) is bool(rises)
+    assert second == ("" if rises == "at the switch" else first)
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_ranks_fall_back_once_all_are_there_to_what_all_have(
     alone: bool, wrapped: Any, monkeypatch: pytest.MonkeyPatch
