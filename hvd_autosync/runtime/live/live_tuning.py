@@ -135,7 +135,7 @@ class LiveTuning(JoinHook):
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
-        if not of_some_ranks(optimizer) and self._classifier.is_step(optimizer):
+        if self._classifier.is_step(optimizer):
             self._end_step()
 
     def step_failed(self) -> None:

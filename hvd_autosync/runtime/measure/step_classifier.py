@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hvd_autosync.runtime.collectives.operations import of_some_ranks
+
 #: An optimizer that steps this often while the counted one does not is counted instead.
 _PATIENCE = 32
 
@@ -15,8 +17,8 @@ class StepClassifier:
 
     The first optimizer that steps is counted; the steps of others, as of a second network, are part
     of its steps. A counted optimizer that is not used any more is replaced: at once by one of the
-    same first parameter, as where a script wraps its model again, by others after a while. From the
-    first mark of the script on, only marks are counted.
+    same first parameter, as where a script wraps its model again, by others after a while. One of a
+    process set is never counted. From the first mark of the script on, only marks are counted.
     """
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ class StepClassifier:
 
     def is_step(self, optimizer: Any) -> bool:
         """Return whether a step ends with this call of ``optimizer``'s."""
-        if self.marked:
+        if self.marked or of_some_ranks(optimizer):
             return False
         # Ranks collect a dropped optimizer at different times, and must count the same steps.
         if self._counted is None or optimizer is not self._counted():

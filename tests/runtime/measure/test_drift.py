@@ -25,6 +25,8 @@ WINDOW = 64
 class Optimizer:
     """Something that is not the other."""
 
+    process_set: object
+
 
 class Training:
     """Steps of a training on a clock of its own."""
@@ -255,6 +257,20 @@ def test_steps_of_a_second_optimizer_are_none(
         training.watch.optimizer_stepped(second)
     (text,) = said()
     assert text.startswith("steps have become slower: 1000 ms")
+
+
+def test_steps_of_some_ranks_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """As of an optimizer of a process set, which steps first and more often."""
+    training, of_some = Training(tmp_path, monkeypatch, expected_s=1.0), Optimizer()
+    of_some.process_set = object()
+    for _ in range(20 * WINDOW):
+        for _ in range(2):
+            training.now += 0.5
+            training.watch.optimizer_stepped(of_some)
+        training.watch.optimizer_stepped(training.optimizer)
+    assert said() == []
 
 
 @pytest.mark.parametrize("lengths", [[0.05] * 3 + [0.25], [0.2, 0.2, 0.01]])

@@ -24,6 +24,8 @@ from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE  # noqa: E
 class Optimizer:
     """Something that is not the other."""
 
+    process_set: object
+
 
 class Training:
     """Steps of a training of two ranks on a clock of its own."""
@@ -68,6 +70,16 @@ def test_the_loss_of_a_skipped_step_is_no_part_of_the_metric(training: Training)
         training.steps(1, loss=float("nan"))
     training.run_summary.write()
     assert (training.said()["steps"], training.said()["loss"]) == (4, pytest.approx(2.0))
+
+
+def test_steps_of_some_ranks_are_none(training: Training) -> None:
+    of_some = Optimizer()
+    of_some.process_set = object()
+    for _ in range(3):
+        training.run_summary.optimizer_stepped(of_some)
+        training.steps(1)
+    training.run_summary.write()
+    assert training.said()["steps"] == 3
 
 
 def test_several_losses_are_no_metric(training: Training) -> None:
