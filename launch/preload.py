@@ -3,17 +3,20 @@
 First come torch and Horovod; after a trial also the modules that the script imported from installed
 packages. Excluded are the script's own modules, which may change or have side effects, and modules
 that start threads or initialize an accelerator, which do not survive a fork. A child process tests
-that before.
+that before. A module may read variables when it is imported, so it gets those that the script had
+set before it.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import signal
 import sys
 import sysconfig
+from collections.abc import Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -31,6 +34,8 @@ _FRAMEWORKS = (
 )
 
 
+#: Environment variables that a script has set, or deleted (``None``).
+Changes = dict[str, str | None]
 #: Longest time for the test of a script's imports.
 _LONGEST_S = 60
 #: Lets ``torch.cuda.is_available()``, which libraries call while they are imported, count GPUs
@@ -60,13 +65,16 @@ class Preloader:
     def load_what_was_imported(self) -> None:
         """In the parent: import the modules of the last child, as far as that is safe."""
         recorded = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
-        lines = os.fsdecode(recorded).splitlines()
-        found = dict(line.split("\t", 1) for line in lines if "\t" in line)
-        new = {name: origin for name, origin in found.items() if name not in self._seen}
+        *complete, _ = os.fsdecode(recorded).split("\n")  # the child may have been killed
+        fields = (line.split("\t") for line in complete)
+        found = {name: (origin, json.loads(changes)) for name, origin, changes in fields}
+        new = {name: each for name, each in found.items() if name not in self._seen}
         self._seen |= set(new)
-        wanted = [name for name, origin in new.items() if _is_installed(name, origin)]
+        wanted = {
+            name: changes for name, (origin, changes) in new.items() if _is_installed(name, origin)
+        }
         for name in _safe_imports(wanted) if wanted else []:
-            _import_quietly(name)
+            _import_quietly(name, wanted[name])
 
 
 class _Recorder(MetaPathFinder):
@@ -74,6 +82,7 @@ class _Recorder(MetaPathFinder):
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._environment = dict(os.environ)
 
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None
@@ -86,9 +95,17 @@ class _Recorder(MetaPathFinder):
                 if spec.origin:
                     # Several processes may write: append each line with one call.
                     os.lseek(self._descriptor, 0, os.SEEK_END)
-                    os.write(self._descriptor, os.fsencode(f"{fullname}\t{spec.origin}\n"))
+                    changes = json.dumps(self._changes())
+                    line = f"{fullname}\t{spec.origin}\t{changes}\n"
+                    os.write(self._descriptor, os.fsencode(line))
                 return spec
         return None
+
+    def _changes(self) -> Changes:
+        """Return the variables that the script has changed so far."""
+        now, before = dict(os.environ), self._environment
+        names = {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
+        return {name: now.get(name) for name in sorted(names)}
 
 
 def _is_installed(name: str, origin: str) -> bool:
@@ -107,8 +124,12 @@ def _is_installed(name: str, origin: str) -> bool:
     )
 
 
-def _safe_imports(names: list[str]) -> list[str]:
-    """Return those of ``names`` that a child process imported without threads or accelerator."""
+def _safe_imports(wanted: Mapping[str, Changes]) -> list[str]:
+    """Return those modules that a child process imported without threads or accelerator.
+
+    Args:
+        wanted: Name of a module -> the variables that the script had changed before it.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -119,12 +140,13 @@ def _safe_imports(names: list[str]) -> list[str]:
             for stream in (0, 1, 2):
                 os.dup2(os.open(os.devnull, os.O_RDWR), stream)
             with os.fdopen(writer, "w") as good:
-                for name in names:
+                for name, changes in wanted.items():
                     before = _threads()
-                    if _import_quietly(name) and _threads() == before and not _accelerator():
-                        print(name, file=good, flush=True)
-                    elif _threads() != before or _accelerator():
+                    imported = _import_quietly(name, changes)
+                    if _threads() != before or _accelerator():
                         break  # later modules cannot be tested here
+                    if imported:
+                        print(name, file=good, flush=True)
             status = 0
         finally:
             os._exit(status)
@@ -135,12 +157,27 @@ def _safe_imports(names: list[str]) -> list[str]:
     return result
 
 
-def _import_quietly(name: str) -> bool:
+def _import_quietly(name: str, changes: Changes) -> bool:
+    """Import a module under the variables that the script had set before it."""
+    before = {variable: os.environ.get(variable) for variable in changes}
+    _set_variables(changes)
     try:
         importlib.import_module(name)
     except BaseException:  # the script will get it, too, and may expect it
         return False
+    finally:
+        # What the module itself has set stays.
+        kept = {v for v, value in changes.items() if os.environ.get(v) == value}
+        _set_variables({variable: before[variable] for variable in kept})
     return True
+
+
+def _set_variables(values: Changes) -> None:
+    for variable, value in values.items():
+        if value is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = value
 
 
 def _threads() -> int:

@@ -21,6 +21,10 @@ sync_plan: SyncPlan | None = None
 
 #: When this worker began, before its script, in seconds of ``time.monotonic``.
 began_at: float | None = None
+#: Whether torch was loaded then, as in a forked trial.
+torch_was_loaded = False
+#: The variable of torch's threads then, perhaps empty; ``None``: not known.
+threads_variable: str | None = None
 #: Whether this process belongs to a trial.
 trial = False
 #: The trial that is measured; ``None`` in the real training and outside of our jobs.

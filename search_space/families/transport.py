@@ -225,8 +225,8 @@ THREADS_PER_RANK = KnobSpec(
     PyTorch's own choice is one for each core of the host, whatever the number of ranks there, and
     then ranks, their data loaders and Horovod's threads wait for each other. It is exact up to the
     order of additions, which depends on the number of threads. A script that calls
-    `torch.set_num_threads` keeps its number. No gain was measured here: the machine has no more
-    cores than ranks.
+    `torch.set_num_threads`, or sets `OMP_NUM_THREADS` in its first lines, keeps its number. No gain
+    was measured here: the machine has no more cores than ranks.
     """,
 )
 

@@ -102,8 +102,11 @@ def replace_optimizer() -> None:
 def _set_threads(strategy: Mapping[str, Value]) -> None:
     """Let torch compute with the strategy's number of threads, unless the user has set another.
 
-    OpenMP reads its variable when it is loaded: in a forked trial before that was set.
+    OpenMP reads its variable when it is loaded: in a forked trial before that was set. In others
+    the script may have chosen a number meanwhile.
     """
+    if not current.torch_was_loaded:
+        return
     threads = strategy.get(THREADS_PER_RANK.name, THREADS_PER_RANK.knob.default)
     if threads and os.environ.get(THREADS_VARIABLE) == str(threads):
         torch.set_num_threads(int(threads))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.driver.sender import Sender
+from hvd_autosync.search_space.families.transport import THREADS_VARIABLE
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.util.import_hook import when_imported
@@ -36,6 +38,8 @@ def install(spec: TrialSpec) -> None:
     if os.environ.get(LOG_VARIABLE):
         _start_log()
     current.began_at = time.monotonic()
+    current.torch_was_loaded = "torch" in sys.modules
+    current.threads_variable = os.environ.get(THREADS_VARIABLE, "")
     current.trial, current.strategy = spec.measured_steps > 0, spec.strategy
     needed = current.trial or spec.watched or spec.summarized
     if not needed and not beyond_horovod(spec.strategy):

@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import torch
-
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_steps
 from hvd_autosync.runtime.collectives.operations import of_some_ranks, rank
@@ -35,6 +33,7 @@ from hvd_autosync.runtime.trial.profiling import (
     profiled_steps,
     wait_for_device,
 )
+from hvd_autosync.runtime.trial.threads import ScriptThreads
 from hvd_autosync.search_space.families.transport import THREADS_PER_RANK
 from hvd_autosync.search_space.trial import TrialSpec, left_out
 
@@ -63,12 +62,10 @@ class TrialRun:
         self._spec = spec
         self._sender = sender
         self._optimizers = Optimizers(self.unlike_others)
-        self._untypical = False
         #: Seconds of averages before the current step, and before untypical ones, which are to
         #: count in a step that is measured.
         self._averaging_s = self._uncounted_s = 0.0
-        #: Threads of torch before the script could set their number.
-        self._threads = torch.get_num_threads()
+        self._threads = ScriptThreads()
         self._classifier = StepClassifier()
         self._begun = False
         self._steps = 0
@@ -108,7 +105,7 @@ class TrialRun:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
-        if not of_some_ranks(optimizer) and self._classifier.is_step(optimizer):
+        if self._classifier.is_step(optimizer):
             self._end_step()
 
     def mark(self) -> None:
@@ -122,7 +119,7 @@ class TrialRun:
 
     def unlike_others(self) -> None:
         """The current step contains what others do not, such as an evaluation or a checkpoint."""
-        self._untypical = True
+        self.recorder.unlike += 1
 
     def averaged_between_steps(self, seconds: float) -> None:
         """Replicas were synchronized before the current step: that is part of the strategy."""
@@ -134,7 +131,7 @@ class TrialRun:
 
     def _end_step(self) -> None:
         recorder = self.recorder
-        typical, self._untypical = not self._untypical, False
+        typical = not recorder.unlike
         if typical:  # it contains its own
             more_s, self._uncounted_s = self._uncounted_s, 0.0
         else:
@@ -172,6 +169,7 @@ class TrialRun:
 
     def _begin(self) -> None:
         self._begun = True
+        self._threads.follow()
         self._sender.start(rank(), lambda: self.recorder.take_news(wait_for_device=False))
         device = device_name(gradient_device(self._optimizers.living))
         hello: dict[str, Any] = {"type": "hello", "host": socket.gethostname(), "device": device}
@@ -196,7 +194,7 @@ class TrialRun:
         if profile is None:
             return
         owned = set(self._optimizers.fixed)
-        if torch.get_num_threads() != self._threads:
+        if self._threads.chosen():
             owned.add(THREADS_PER_RANK.name)
         message = {"type": "profile", "profile": profile.to_json(), "owned": sorted(owned)}
         self._sender.send(lambda: message)
