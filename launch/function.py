@@ -7,6 +7,7 @@ must share a script.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -44,7 +45,7 @@ def function_command(
     name = getattr(function, "__name__", type(function).__name__)
     call = (function, tuple(args), dict(kwargs))
     try:
-        content, identity = cloudpickle.dumps(call), _identity(call)
+        content, identity = cloudpickle.dumps(call), _identity(call) + _source_of(function)
     except Exception as error:  # an object may raise anything when it is pickled
         raise ConfigurationError(
             f"the function {name} cannot be sent to other processes: {error}",
@@ -88,6 +89,23 @@ def _identity(call: tuple[Any, ...]) -> bytes:
     stream = io.BytesIO()
     Pickler(stream).dump(call)
     return stream.getvalue()
+
+
+def _source_of(function: object) -> bytes:
+    """Return the text of the module that ranks import the function from; empty if it is pickled.
+
+    A function that can be imported is pickled by its name alone.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__module__", None) or "__main__"
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name == "__main__" or file is None:
+        return b""
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""
 
 
 def main(path: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import subprocess
 import sys
 import threading
@@ -71,6 +73,26 @@ def test_a_function_of_a_notebook_is_the_same_job_in_each_kernel(tmp_path: Path)
     assert command(_CELL) == first
     for old, new in (("0.1", "0.2"), ("two", "six"), ('"bb"', '"dd"'), ("Wide()", "Net()")):
         assert command(_CELL.replace(old, new)) != first
+
+
+def test_a_function_of_a_module_is_another_job_after_an_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is pickled by its name, and the ranks import what the file contains then."""
+    module = tmp_path / "edited_training.py"
+    module.write_text("def train(steps):\n    return steps\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    train = importlib.import_module("edited_training").train
+    commands = [
+        function_command(each, (), {}, tmp_path)
+        for each in (train, train, functools.partial(train, 3))
+    ]
+    assert commands[0] == commands[1] != commands[2]
+    module.write_text("def train(steps):\n    return steps + 1\n")
+    edited = [
+        function_command(each, (), {}, tmp_path) for each in (train, functools.partial(train, 3))
+    ]
+    assert edited[0] != commands[0] and edited[1] != commands[2]
 
 
 def test_functions_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
