@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync import extensions
 from hvd_autosync.errors import StoreError
+from hvd_autosync.learner.base import Learner, check_learner
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import default_text, judged_by, seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
@@ -82,7 +83,13 @@ class Study(AskTellStudy):
         self._training = training
 
     @classmethod
-    def load(cls, source: str | os.PathLike[str] = "last", store: str | None = None) -> Study:
+    def load(
+        cls,
+        source: str | os.PathLike[str] = "last",
+        store: str | None = None,
+        *,
+        learner: Learner | None = None,
+    ) -> Study:
         """Load a running, finished or exported study.
 
         Args:
@@ -90,18 +97,21 @@ class Study(AskTellStudy):
                 of which the first study is used.
             store: The store; ``None``: that of ``HVD_AUTOSYNC_STORE``, else the default store. A
                 trace file is not imported into it.
+            learner: The learner that proposes further strategies, as of :meth:`create`; ``None``:
+                ours.
 
         Raises:
             StoreError: There is no such study, or the store cannot be read.
             TraceFormatError: The file is damaged, of a newer version, or not a trace.
-            ConfigurationError: A file of extensions cannot be loaded.
+            ConfigurationError: A file of extensions cannot be loaded, or the learner is none.
         """
         if not isinstance(source, (str, os.PathLike)):
             raise StoreError(
                 f"{source!r:.200} names no study", hint='Give an id, "last" or the path of a trace.'
             )
         extensions.load()  # whose knobs it may have
-        study = cls(*open_trace(os.fspath(source), store))
+        check_learner(learner)
+        study = cls(*open_trace(os.fspath(source), store), learner)
         study._loaded = True
         return study
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import Strategy
@@ -69,3 +70,15 @@ class Learner(Protocol):
             SpaceError: An observed or pending strategy does not lie in the problem's space.
         """
         ...
+
+
+def check_learner(learner: object) -> None:
+    """Check that a learner is ``None`` or can suggest strategies.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if learner is not None and not callable(getattr(learner, "suggest", None)):
+        raise ConfigurationError(
+            f"invalid value {learner!r:.200} for learner", hint="Give an object with suggest()."
+        )

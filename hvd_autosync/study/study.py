@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from hvd_autosync import learner as learning
 from hvd_autosync.errors import ConfigurationError, NotOwnerError, StoreError, StudyError
-from hvd_autosync.learner.base import Learner
+from hvd_autosync.learner.base import Learner, check_learner
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
     RankReport,
@@ -112,10 +112,7 @@ class AskTellStudy:
         _check_type("settings", settings, StudySettings)
         _check_type("task", task, Task)
         settings.check()
-        if learner is not None and not callable(getattr(learner, "suggest", None)):
-            raise ConfigurationError(
-                f"invalid value {learner!r:.200} for learner", hint="Give an object with suggest()."
-            )
+        check_learner(learner)
         if isinstance(command, str):
             raise ConfigurationError(
                 f"invalid value {command!r:.200} for command", hint="Give a list of its words."
