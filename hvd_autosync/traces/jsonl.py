@@ -66,7 +66,7 @@ def export_study(
 
     Raises:
         StoreError: There is no such study, the file exists or cannot be written, or it would be
-            larger than files that can be imported.
+            larger than files that can be imported, or hold a study that cannot.
     """
     lines: list[str] = []
     for each in (study_id, *others):
@@ -74,6 +74,7 @@ def export_study(
         trials = store.trials(study.study_id)
         if anonymously:
             study, trials = anonymous(study, trials)
+        _check_readable(study)
         lines += _lines(study, trials)
     size, longest = sum(map(len, lines)), max(map(len, lines))
     if size > _LARGEST_BYTES or longest > LONGEST_LINE_BYTES:
@@ -91,6 +92,22 @@ def export_study(
         write_file(path, zipped, overwrite=overwrite, if_exists=if_exists)
     else:
         path_or_stream.write(text)
+
+
+def _check_readable(study: StudyRecord) -> None:
+    """Check that a file with a study can be imported.
+
+    Raises:
+        StoreError: It cannot, as one whose space a program has made with wider knobs.
+    """
+    try:
+        strict_study(study.to_json())
+    except ValueError as error:
+        raise StoreError(
+            f"study {study.study_id} cannot be written to a trace file, of which no value may lie "
+            f"outside its knob's domain: {error}",
+            hint="Keep its store, or copy that.",
+        ) from None
 
 
 def _lines(study: StudyRecord, trials: list[TrialRecord]) -> Iterator[str]:
@@ -112,7 +129,7 @@ def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]
 
     Returns:
         The ids of the studies that are new. Studies that the store has already are skipped, with a
-        warning in the log.
+        warning in the log, except for reports of later trainings.
 
     Raises:
         TraceFormatError: The file is damaged, of a newer version, or not a trace; the message
@@ -139,7 +156,8 @@ def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]
     added = store.add(studies)
     for study, _ in studies:
         if study.study_id not in added:
-            _log.warning("study %s is in the store already: skipped", study.study_id)
+            what = "skipped, except for reports of later trainings"
+            _log.warning("study %s is in the store already: %s", study.study_id, what)
     return added
 
 

@@ -17,7 +17,14 @@ from hvd_autosync.search_space import Task
 from hvd_autosync.search_space.records import UnknownFieldError, read
 from hvd_autosync.traces.aliases import with_current_keys
 from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S, Owner
-from hvd_autosync.traces.records import LATER, StudyRecord, StudyStatus, TrialRecord
+from hvd_autosync.traces.records import (
+    DRIFT,
+    FALLBACKS,
+    LATER,
+    StudyRecord,
+    StudyStatus,
+    TrialRecord,
+)
 from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS, columns_of
 
 _Record = TypeVar("_Record", StudyRecord, TrialRecord)
@@ -207,6 +214,8 @@ def add_studies(
 ) -> list[str]:
     """Write complete studies without an owner; those that are stored already are skipped.
 
+    Of those, what later trainings have reported is added.
+
     Returns:
         The ids of the new studies.
 
@@ -226,7 +235,20 @@ def add_studies(
                 f"a different study {study.study_id} is in the store already",
                 hint=f"Delete it first: hvd-autosync traces delete {study.study_id}",
             )
+        else:
+            _add_later(connection, stored[0], study)
     return added
+
+
+def _add_later(connection: Connection, stored: StudyRecord, other: StudyRecord) -> None:
+    """Write to a study what later trainings have reported to another copy of it."""
+    here, there = stored.outcome or {}, other.outcome or {}
+    fallbacks = list(here.get(FALLBACKS, []))
+    fallbacks += [each for each in there.get(FALLBACKS, []) if each not in fallbacks]
+    later = {FALLBACKS: fallbacks, DRIFT: here.get(DRIFT) or there.get(DRIFT)}
+    outcome = {**here, **{name: entry for name, entry in later.items() if entry}}
+    if outcome != here:
+        update_study(connection, stored.study_id, {"outcome": outcome})
 
 
 def _content(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[dict[str, Any]]:

@@ -234,7 +234,8 @@ class TraceStore:
         """Store complete studies without an owner: all of them or none.
 
         Returns:
-            The ids of the new studies; studies that are stored already are skipped.
+            The ids of the new studies; studies that are stored already are skipped, except for
+            reports of later trainings.
 
         Raises:
             StoreError: A different study has the same id.

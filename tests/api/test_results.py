@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import pytest
 
 from hvd_autosync.api import results
 from hvd_autosync.api.results import Study
-from hvd_autosync.errors import StudyError
+from hvd_autosync.errors import ConfigurationError, StoreError, StudyError
+from hvd_autosync.learner import Observation, Problem, Suggestion
 from hvd_autosync.search_space import SearchSpace, Strategy, catalogue_knob
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.fallbacks import without_excluded
 from hvd_autosync.study.values import Conclusion, StudySettings
-from hvd_autosync.traces import Fallback, StudyStatus, import_autotune_log
+from hvd_autosync.traces import Fallback, StudyStatus, export_study, import_autotune_log
 
 SPACE = SearchSpace((catalogue_knob("buckets"),))
 
@@ -106,6 +108,39 @@ def test_a_knob_of_the_catalogue_may_have_a_wider_range(tmp_path: Path) -> None:
     won = Comparison(many, 1.2, 1.1, 1.3, 3)
     made.finish(Conclusion(many, "it was faster", "all trials were used", 0.1, (won,)))
     assert made.best.strategy == many and "1.20x" in str(made.best)
+    # No reader of a trace file would take it.
+    with pytest.raises(StoreError, match=r"cannot be written .* buckets"):
+        export_study(made.store, made.study_id, tmp_path / "study.jsonl")
+    assert not (tmp_path / "study.jsonl").exists()
+
+
+class Guess:
+    name = "guess"
+
+    def suggest(
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
+        pending: Sequence[Strategy] = (),
+        *,
+        seed: int,
+    ) -> Suggestion:
+        return Suggestion(problem.space.complete({"buckets": len(observations)}), "guess")
+
+
+def test_a_loaded_study_goes_on_with_a_learner_of_ones_own(tmp_path: Path) -> None:
+    store = str(tmp_path / "t.db")
+    study = Study.create(SPACE, store=store, learner=Guess())
+    kinds = []
+    for _ in range(4):
+        trial = study.ask()
+        assert trial is not None
+        kinds.append(trial.kind)
+        study.tell(trial, [0.1] * 20)
+        study = Study.load(study.study_id, store, learner=Guess())
+    assert kinds == ["default", "guess", "guess", "guess"]
+    with pytest.raises(ConfigurationError, match="for learner"):
+        Study.load(study.study_id, store, learner="ours")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rested", [True, False])

@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.search_space import Strategy
 from hvd_autosync.traces import (
+    Fallback,
     StudyRecord,
     StudyStatus,
     TraceStore,
@@ -122,6 +124,25 @@ def test_importing_again_skips_and_says_so(
         assert import_studies(other, file) == []
     assert finished.study_id in caplog.text and "skipped" in caplog.text
     assert _content(other, finished.study_id) == before
+
+
+def test_importing_again_takes_what_later_trainings_have_reported(
+    store: TraceStore, other: TraceStore, finished: StudyRecord, tmp_path: Path
+) -> None:
+    """Each copy knows of other trainings."""
+    study_id, paths = finished.study_id, [tmp_path / name for name in ("1.jsonl", "2.jsonl")]
+    ended = [Fallback(Strategy({"buckets": count}), 64, "it has risen") for count in (2, 3)]
+    export_study(store, study_id, paths[0])
+    import_studies(other, paths[0])
+    store.keep_fallback(study_id, ended[0])
+    store.keep_drift(study_id, ["steps have become slower: 9 ms"])
+    other.keep_fallback(study_id, ended[1])
+    export_study(store, study_id, paths[1])
+    for _ in range(2):
+        assert import_studies(other, paths[1]) == []
+    found = other.study(study_id)
+    assert [each.strategy for each in found.fallbacks] == [e.strategy for e in reversed(ended)]
+    assert found.drift == ("steps have become slower: 9 ms",)
 
 
 def test_a_different_study_of_the_same_id_is_refused(
