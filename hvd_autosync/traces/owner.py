@@ -20,6 +20,8 @@ from hvd_autosync.search_space.records import Record
 HEARTBEAT_S = 20.0
 #: Seconds without a heartbeat after which a driver on another machine counts as dead.
 HEARTBEAT_LIMIT_S = 120.0
+#: Of the whole process: a network may rename the host meanwhile.
+_HOST = socket.gethostname()
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Owner(Record):
     Attributes:
         host: Host name.
         machine: Boot and process namespace of the machine, because host names are not unique
-            (``localhost``, containers).
+            (``localhost``, containers), and may change.
         pid: Process number.
         started: Start time, in the unit of the system; only compared.
     """
@@ -43,7 +45,7 @@ class Owner(Record):
     def current(cls) -> Owner:
         """Return this process."""
         pid = os.getpid()
-        return cls(socket.gethostname(), _machine(), pid, _process_start(pid) or "")
+        return cls(_HOST, _machine(), pid, _process_start(pid) or "")
 
     @classmethod
     def nobody(cls) -> Owner:
@@ -57,7 +59,8 @@ class Owner(Record):
             heartbeat_age_s: Seconds since its last heartbeat. It decides for owners on other
                 machines; the clocks are assumed to agree within a small part of the limit.
         """
-        if (self.host, self.machine) == (socket.gethostname(), _machine()):
+        here = self.machine == _machine() if self.machine else self.host == _HOST
+        if here:
             return _process_start(self.pid) == self.started
         return heartbeat_age_s <= HEARTBEAT_LIMIT_S
 

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from hvd_autosync.traces import owner as owners
 from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S, Owner, _process_start
 
 
@@ -44,7 +48,7 @@ def test_a_killed_process_is_dead_even_while_nobody_has_waited_for_it() -> None:
 
 
 def test_elsewhere_the_heartbeat_decides() -> None:
-    for change in ({"host": "elsewhere"}, {"machine": "another boot or container"}):
+    for change in ({"host": "elsewhere", "machine": ""}, {"machine": "another boot or container"}):
         owner = dataclasses.replace(Owner.current(), pid=2**22 + 1, **change)
         assert owner.alive(HEARTBEAT_LIMIT_S - 1)
         assert not owner.alive(HEARTBEAT_LIMIT_S + 1)
@@ -64,3 +68,13 @@ def test_a_process_may_have_any_name() -> None:
     owner = dataclasses.replace(Owner.current(), pid=process.pid, started=started)
     assert owner.alive(heartbeat_age_s=1e9)
     process.communicate()
+
+
+def test_a_driver_whose_host_is_renamed_keeps_its_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DHCP may."""
+    before = Owner.current()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert Owner.current() == before
+    # Another process on this machine has begun since.
+    monkeypatch.setattr(owners, "_HOST", "another")
+    assert before.alive(heartbeat_age_s=1e9)

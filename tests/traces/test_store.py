@@ -53,7 +53,8 @@ def _change(path: Path, statement: str, *values: object) -> None:
 
 
 def _set_owner(path: Path, study: StudyRecord, age_s: float, **changes: object) -> None:
-    """Change who owns ``study``, as seen by later readers."""
+    """Change who owns ``study``, as seen by later readers; another host is another machine."""
+    changes = {**({"machine": "another"} if "host" in changes else {}), **changes}
     with sqlite3.connect(path) as connection:
         query = "SELECT owner FROM hvd_autosync_studies WHERE study_id = ?"
         owner = json.loads(connection.execute(query, [study.study_id]).fetchone()[0]) | changes
