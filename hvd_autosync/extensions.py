@@ -63,6 +63,10 @@ class Extensions:
         self.exchanges: dict[str, MakeExchange] = {}
         self.codecs: dict[str, MakeCodec] = {}
         self._loaded: dict[Path, str] = {}
+        #: The file that is being loaded; ``None``: what is added is of no file.
+        self._file: Path | None = None
+        #: The file that has added each name of each kind.
+        self._files: dict[tuple[str, str], Path | None] = {}
 
     def add_knob(self, spec: KnobSpec) -> None:
         """Add a knob that sets one environment variable of each rank.
@@ -78,8 +82,9 @@ class Extensions:
                 can change it.
 
         Raises:
-            SpaceError: A knob of that name exists, the knob is of another group, the declaration
-                has a field of a wrong type, another knob sets the variable, or it has a cost.
+            SpaceError: A knob of that name exists, or another file has added one; the knob is of
+                another group, the declaration has a field of a wrong type, another knob sets the
+                variable, or it has a cost.
         """
         if not isinstance(spec, KnobSpec):
             raise SpaceError(f"{spec!r:.200} declares no knob", hint="Make a KnobSpec.")
@@ -119,6 +124,7 @@ class Extensions:
                 f"knob {spec.name} says what it costs: {spec.cost!r:.200}",
                 hint="Leave cost out: the cost model has no term for knobs of extensions.",
             )
+        self._check_new("knob", spec.name)
         self._registry.add(spec)
         self.knobs.add(spec.name)
 
@@ -133,8 +139,8 @@ class Extensions:
             classes: The classes of parameters that may use it.
 
         Raises:
-            SpaceError: Horovod or hvd_autosync has an exchange of that name, or an argument has a
-                wrong type.
+            SpaceError: Horovod, hvd_autosync or another file has an exchange of that name, or an
+                argument has a wrong type.
         """
         self._add_choices("exchange", name, make, classes)
         self.exchanges[name] = make
@@ -150,7 +156,8 @@ class Extensions:
             classes: The classes of parameters that may use it.
 
         Raises:
-            SpaceError: hvd_autosync has a codec of that name, or an argument has a wrong type.
+            SpaceError: hvd_autosync or another file has a codec of that name, or an argument has a
+                wrong type.
         """
         self._add_choices("codec", name, make, classes)
         self.codecs[name] = make
@@ -167,8 +174,18 @@ class Extensions:
             )
         if name in self._registry.own_choices(attribute):
             raise SpaceError(f"{attribute} {name!r} exists already", hint="Choose another name.")
+        self._check_new(attribute, name)
         for parameter_class in classes:
             self._registry.add_choice(class_knob(parameter_class, attribute), name)
+
+    def _check_new(self, kind: str, name: str) -> None:
+        """Check that no other file has added that name; the same one may have failed before."""
+        file = self._files.setdefault((kind, name), self._file)
+        if file != self._file:
+            raise SpaceError(
+                f"{kind} {name!r} exists already: {str(file)!r} has added it",
+                hint="Choose another name.",
+            )
 
     def load(self) -> None:
         """Load each file in the variable once.
@@ -178,7 +195,11 @@ class Extensions:
         """
         for text in os.environ.get(VARIABLE, "").split(os.pathsep):
             if text and (path := Path(text).resolve()) not in self._loaded:
-                self._loaded[path] = _run(path)
+                self._file = path
+                try:
+                    self._loaded[path] = _run(path)
+                finally:
+                    self._file = None
 
     def check_unchanged(self) -> None:
         """Check that the loaded files are those that ranks will load.

@@ -55,6 +55,7 @@ def _nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test's files add to this process is gone after it."""
     monkeypatch.setattr(REGISTRY, "_specs", dict(REGISTRY._specs))
     monkeypatch.setattr(extensions.ADDED, "_loaded", {})
+    monkeypatch.setattr(extensions.ADDED, "_files", {})
     monkeypatch.setattr(extensions.ADDED, "knobs", set())
 
 
@@ -199,6 +200,22 @@ def test_exchanges_and_codecs_are_choices_of_their_classes(
     for add in (added.add_exchange, added.add_codec):
         with pytest.raises(SpaceError, match="already"):
             add("rows" if add == added.add_exchange else "int8", make)
+
+
+@pytest.mark.parametrize("added", ["codec('sign'", "exchange('gather'"])
+def test_two_files_add_no_choice_of_one_name(
+    added: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Studies would be recorded under a value that means one of them."""
+    kind, _, name = added.partition("(")
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    for file in files:
+        file.write_text(
+            f"from hvd_autosync.extensions import add_{kind}\nadd_{kind}({name}, print)\n"
+        )
+    monkeypatch.setenv(extensions.VARIABLE, os.pathsep.join(map(str, files)))
+    with pytest.raises(SpaceError, match=f"{kind} {name} exists already: .*a.py.*b.py"):
+        extensions.load()
 
 
 def test_files_are_loaded_once_and_make_another_job(
