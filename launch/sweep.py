@@ -20,6 +20,8 @@ from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.search_space.trial import TRAINING
 
 _PATIENCE_S = 5.0
+#: A process that starts a program at this moment has no environment: so often none may be seen.
+_LOOKS = 2
 #: Horovod's launcher gives its processes five seconds to end (``safe_shell_exec.py``).
 _TERMINATE_S = 8.0
 
@@ -116,7 +118,10 @@ def sweep(trial_id: str, *, launcher: int | None = None) -> int:
     """
     killed: set[int] = set()
     deadline = time.monotonic() + _PATIENCE_S
-    while (alive := processes_of(trial_id, launcher=launcher)) and time.monotonic() < deadline:
+    looks = 0
+    while looks < _LOOKS and time.monotonic() < deadline:
+        alive = processes_of(trial_id, launcher=launcher)
+        looks = 0 if alive else looks + 1
         for pid in alive:
             killed.add(pid)
             with contextlib.suppress(ProcessLookupError):

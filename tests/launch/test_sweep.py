@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync.launch import sweep
 from hvd_autosync.launch.sweep import _runs_in, end_launch, processes_of
 from hvd_autosync.search_space.trial import TRAINING
 
@@ -45,6 +46,18 @@ def test_a_training_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == b"\n"
         assert _runs_in(str(tmp_path.resolve())) is waits
         process.communicate()
+
+
+def test_a_process_that_starts_a_program_meanwhile_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no environment at that moment."""
+    seen = [[], [4321], [], []]
+    killed = []
+    monkeypatch.setattr(sweep, "processes_of", lambda *_, **__: seen.pop(0))
+    monkeypatch.setattr(sweep.os, "kill", lambda pid, _: killed.append(pid))
+    assert sweep.sweep("test-sweep", launcher=1) == 1
+    assert killed == [4321] and not seen
 
 
 _LAUNCHER = """
