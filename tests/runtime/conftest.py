@@ -50,6 +50,26 @@ def _no_epochs_left() -> Iterator[None]:
         epochs._LISTENING.clear()
 
 
+_CASE_TIMES = pytest.StashKey[dict[str, float]]()
+#: Cases that are listed.
+_SLOWEST = 20
+
+
+@pytest.fixture(scope="session")
+def case_times(request: pytest.FixtureRequest) -> dict[str, float]:
+    """Seconds of each case of a job: pytest takes the first test of a job for all of them."""
+    return request.config.stash.setdefault(_CASE_TIMES, {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists the slowest cases."""
+    times = terminalreporter.config.stash.get(_CASE_TIMES, {})
+    if times:
+        terminalreporter.section(f"slowest cases of {len(times)} on ranks")
+    for case in sorted(times, key=times.__getitem__, reverse=True)[:_SLOWEST]:
+        terminalreporter.line(f"{times[case]:6.1f} s  {case}")
+
+
 #: Of all trials here, so that whoever reads what they wrote has it.
 KEY = "k" * 32
 

@@ -263,7 +263,9 @@ def parameters_of(item: pytest.Item) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest) -> Outcomes:
+def outcomes(
+    launch: Any, tmp_path_factory: Any, case_times: dict[str, float], request: pytest.FixtureRequest
+) -> Outcomes:
     """``outcomes(group, launcher)``: case -> traceback, for each rank."""
     known: dict[tuple[str, str], list[dict[str, str]]] = {}
 
@@ -309,7 +311,10 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
             files = sorted(folder.iterdir())
             ranks = 4 if launcher.endswith(("four ranks", "two levels")) else 2
             assert len(files) == ranks, job.output
-            reports = [dict(map(json.loads, file.read_text().splitlines())) for file in files]
+            lines = [list(map(json.loads, file.read_text().splitlines())) for file in files]
+            reports = [{case: report for case, report, _ in each} for each in lines]
+            for case, _, took_s in lines[0]:
+                case_times[f"{case} ({launcher})"] = took_s
             for each in groups:
                 known[each, launcher] = reports
             assert job.status == 0, job.output

@@ -1,10 +1,10 @@
 """Runs cases on all ranks, with measuring switched on.
 
 ``run_cases.py FOLDER SECONDS TIMES MODULE.CASE ...``: Horovod is initialized again so many times
-first. Each rank appends one JSON line per case to ``FOLDER/RANK``: ``[name, traceback or ""]``, and
-says after SECONDS where it hangs. A case ends by returning, by ``unittest.SkipTest``, or by
-failing. With ``CASES_DEVICE=cuda`` in the environment they compute on GPUs, which ranks share if
-there are fewer.
+first. Each rank appends one JSON line per case to ``FOLDER/RANK``: ``[name, traceback or "",
+seconds]``, and says after SECONDS where it hangs. A case ends by returning, by
+``unittest.SkipTest``, or by failing. With ``CASES_DEVICE=cuda`` in the environment they compute on
+GPUs, which ranks share if there are fewer.
 """
 
 import faulthandler
@@ -137,8 +137,10 @@ def main(folder: str, limit_s: str, times: str, *names: str) -> None:
     with open(os.path.join(folder, str(hvd.rank())), "w") as out:
         for name in names:
             module, _, case = name.partition(".")
-            report = run(getattr(importlib.import_module(module), case))
-            print(json.dumps([name, report]), file=out, flush=True)
+            function, began = getattr(importlib.import_module(module), case), time.monotonic()
+            report = run(function)
+            took_s = time.monotonic() - began
+            print(json.dumps([name, report, took_s]), file=out, flush=True)
     await_others(folder, ranks, len(names))
 
 
