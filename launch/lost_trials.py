@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 from hvd_autosync.errors import TrialFilesError
@@ -14,12 +15,14 @@ from hvd_autosync.launch.file_journal import (
     left_journals,
     this_host,
 )
-from hvd_autosync.launch.file_states import FileState, open_for_writing
+from hvd_autosync.launch.file_states import FileState, file_states, open_for_writing
 from hvd_autosync.launch.originals import Originals, few
 from hvd_autosync.launch.sweep import await_trials_in
 
 #: Longest wait for the last processes of a lost trial.
 _LAST_PROCESSES_S = 15.0
+#: A driver on another host that has given no sign of life for so long is dead.
+_SILENT_S = 120.0
 
 
 def revert_lost_trials(say: Callable[[str], None]) -> None:
@@ -38,7 +41,10 @@ def revert_lost_trials(say: Callable[[str], None]) -> None:
             record = journal.record()
             if record is None:  # its driver was killed between trials
                 keep = not journal.is_of_this_host()
-            elif record.host == this_host():  # elsewhere its paths may be other files
+            elif (why := _why_not_here(journal, record)) is not None:
+                if why:
+                    say(why)
+            else:
                 originals = Originals.of_record(journal, record, say)
                 try:
                     _revert(journal, record, originals, say)
@@ -56,6 +62,35 @@ def revert_lost_trials(say: Callable[[str], None]) -> None:
         raise errors[0]
 
 
+def _why_not_here(journal: FileJournal, record: FilesRecord) -> str | None:
+    """Return what to say of a trial that cannot be reverted here; ``None`` if it can.
+
+    On another host its paths may be other files, and its driver may live on.
+    """
+    if record.host == this_host():
+        return None
+    folder = os.path.realpath(os.getcwd())
+    silent_s = time.time() - journal.last_alive_s()
+    if record.roots[0] != folder or silent_s < _SILENT_S:
+        return ""
+    now, _ = file_states(record.roots, record.skipped)
+    known = [(state, now.get(path)) for path, state in record.states.items() if state.is_file]
+    if any(new is not None and _is_same(state, new) for state, new in known):
+        return None
+    return (
+        f"a driver on {record.host} was killed in a trial whose changes in {folder} are not "
+        f"reverted here: start the flag there, or restore files from {journal.folder} and delete it"
+    )
+
+
+def _is_same(state: FileState, new: FileState) -> bool:
+    """Return whether a file is the same; hosts number the file systems that they share apart."""
+    one, other = (
+        (each.mode, each.place[1], each.owner, each.size, each.changed_ns) for each in (state, new)
+    )
+    return one == other
+
+
 def _revert(
     journal: FileJournal, record: FilesRecord, originals: Originals, say: Callable[[str], None]
 ) -> None:
@@ -66,16 +101,20 @@ def _revert(
     """
     await_trials_in(record.roots[0], _LAST_PROCESSES_S)
     say(
-        "an earlier driver was killed in a trial: what the trial has changed in "
+        "an earlier driver was killed in a trial, or could not revert it: what that has changed in "
         f"{', '.join(record.roots)} is reverted"
     )
     limit_s = journal.last_alive_s() + AFTERWARDS_S
     now, _ = originals.scan()
+    # File systems may have other numbers here, or since the host has started again.
+    known = originals.states
+    same = {path for path in known.keys() & now.keys() if _is_same(known[path], now[path])}
+    now.update({path: known[path] for path in same})
     later = {path: state for path, state in now.items() if _changed_s(state) > limit_s}
     if left := sorted(path for path in later if later[path] != record.states.get(path)):
         say(f"left as they are, because they were changed later: {few(left)}")
     others = journal.others() | open_for_writing(record.roots)
-    originals.revert(now, others | {state.place for state in later.values()})
+    originals.revert(now, others | {state.place for state in later.values()}, limit_s)
 
 
 def _changed_s(state: FileState) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from hvd_autosync.errors import TrialFilesError
@@ -77,34 +80,32 @@ class Originals:
         """
         return file_states(self._roots, self._skipped(), most)
 
-    def revert(self, now: dict[str, FileState], others: Collection[Place]) -> None:
+    def revert(
+        self, now: dict[str, FileState], others: Collection[Place], until_s: float = math.inf
+    ) -> None:
         """Restore the files, and move new ones aside.
 
         Args:
             now: The state of all watched files.
             others: Places of files that other programs have written; they stay as they are.
+            until_s: New folders that were changed later, in seconds since 1970, stay.
 
         Raises:
             TrialFilesError: A file cannot be restored, or a new one cannot be moved.
         """
         lost, failed = [], []
+        self._rename_back(now, others)
         for path, state in self.states.items():
             new = now.get(path)
-            if new == state or (new is not None and new.place in others):
+            if not _differs(state, new) or (new is not None and new.place in others):
                 continue
             try:
                 if not self._restore(path, state, new):
                     lost.append(f"{path} ({state.size / 1e6:.1f} MB)")
             except OSError as error:
                 failed.append(f"{path} ({error.strerror}; copy: {self.copied[path][1]})")
-        for path in [path for path in now if path not in self.states]:
-            place = now[path].place
-            if place not in others and not _is_foreign(now[path]) and os.path.lexists(path):
-                try:
-                    self._move_aside(path)
-                except OSError as error:
-                    failed.append(f"{path}, which was not there before ({error.strerror})")
-        self.keeps_journal = bool(failed)
+        failed += self._clear(now, others, until_s)
+        self.keeps_journal = bool(failed or lost)
         if failed:
             raise TrialFilesError(
                 f"changes of a trial cannot be reverted: {few([*failed, *lost])}; "
@@ -116,8 +117,66 @@ class Originals:
             raise TrialFilesError(
                 f"a trial changed {few(lost)}, too large to be copied before; "
                 "the training is not started",
-                hint=_REMEDY,
+                hint=f"No start trains here until you have restored it, or deleted "
+                f"{self._journal.folder}. {_REMEDY}",
             )
+
+    def _rename_back(self, now: dict[str, FileState], others: Collection[Place]) -> None:
+        """Give files without a copy, which a trial has only renamed, their names again.
+
+        As in the usual rotation of checkpoints, whose older one takes another name.
+
+        Args:
+            now: As of :meth:`revert`; brought up to date.
+            others: As of :meth:`revert`.
+        """
+        for path, state in self.states.items():
+            if not state.is_file or self._has_copy(path, state) or state.place in others:
+                continue
+            if not _differs(state, now.get(path)):
+                continue
+            source = next((name for name, new in now.items() if _same_content(state, new)), "")
+            if not source:
+                continue
+            with contextlib.suppress(OSError):  # it counts as lost
+                if source != path:
+                    if path in now:
+                        self._move_aside(path)
+                    os.rename(source, path)
+                    del now[source]
+                os.chmod(path, state.mode & 0o7777)
+                now[path] = self.states[path] = FileState.of(os.lstat(path))
+
+    def _clear(
+        self, now: Mapping[str, FileState], others: Collection[Place], until_s: float
+    ) -> list[str]:
+        """Move new files aside, and remove new folders that are empty then.
+
+        A new folder may be another program's, which has files in it, or will have.
+
+        Returns:
+            Files that could not be moved, with the reasons.
+        """
+        failed = []
+        new = [path for path in now if path not in self.states and os.path.lexists(path)]
+        folders = [path for path in new if now[path].is_folder]
+        gone = {path for path in folders if os.lstat(path).st_mtime <= until_s}
+        for path in new:
+            state = now[path]
+            if state.is_folder or state.place in others or _is_foreign(state):
+                continue
+            try:
+                self._move_aside(path)
+            except OSError as error:
+                failed.append(f"{path}, which was not there before ({error.strerror})")
+        for path in reversed(folders):
+            if path in gone and not _is_foreign(now[path]):
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(path)
+        return failed
+
+    def _has_copy(self, path: str, state: FileState) -> bool:
+        return self.copied.get(path, (None,))[0] == state
 
     def _skipped(self) -> set[str]:
         skipped = {*_KERNEL, *self._own, *self._journal.places, *self.unwatched}
@@ -127,9 +186,9 @@ class Originals:
 
     def _restore(self, path: str, state: FileState, new: FileState | None) -> bool:
         """Restore ``path``; return whether that is possible."""
-        known, copy = self.copied.get(path, (None, ""))
-        if known != state:
+        if not self._has_copy(path, state):
             return False
+        _, copy = self.copied[path]
         if new is not None and new.is_folder and state.is_folder:
             os.chmod(path, state.mode & 0o7777)
             return True
@@ -142,8 +201,12 @@ class Originals:
         elif isinstance(copy, str):
             os.symlink(copy, path)
         else:
+            if os.path.exists(path) and not os.access(path, os.W_OK):  # by the trial
+                os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
             shutil.copyfile(copy, path)  # writes into the same file if it still exists
             shutil.copystat(copy, path)
+        with contextlib.suppress(OSError):  # only root may, and not on each file system
+            os.chown(path, state.owner, -1, follow_symlinks=False)
         self.copied[path] = (FileState.of(os.lstat(path)), copy)
         return True
 
@@ -164,6 +227,19 @@ class Originals:
             shutil.copy2(path, target)
         else:
             shutil.move(path, target)
+
+
+def _differs(state: FileState, new: FileState | None) -> bool:
+    """Return whether an entry has changed; what passes through a pipe does not change it."""
+    if new is None or state.is_folder or state.is_file or stat.S_ISLNK(state.mode):
+        return new != state
+    return new.place != state.place
+
+
+def _same_content(state: FileState, new: FileState) -> bool:
+    """Return whether a file is the same, though it may have another name or other permissions."""
+    same = (state.place, state.size) == (new.place, new.size)
+    return new.is_file and same and state.changed_ns[0] == new.changed_ns[0]
 
 
 def _is_foreign(state: FileState) -> bool:

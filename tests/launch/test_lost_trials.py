@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,41 @@ def test_what_was_written_later_stays(folder: Path, monkeypatch: pytest.MonkeyPa
     assert any("changed later: " in line and "model.pt" in line for line in said)
 
 
+def test_a_folder_that_was_made_later_stays_with_what_is_in_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial's driver was killed days ago, and the user has gone on without us."""
+    _lose(folder)
+    monkeypatch.setattr(lost_trials, "AFTERWARDS_S", 0.5)
+    time.sleep(1)
+    (folder / "runs" / "exp7").mkdir(parents=True)
+    (folder / "runs" / "exp7" / "model.pt").write_bytes(b"mine")
+    (folder / "empty").mkdir()
+    revert_lost_trials(lambda _: None)
+    assert (folder / "runs" / "exp7" / "model.pt").read_bytes() == b"mine"
+    assert (folder / "empty").is_dir() and not (folder / "new").exists()
+
+
+def test_what_was_too_large_to_be_copied_starts_no_training_until_it_is_restored(
+    folder: Path,
+) -> None:
+    """Also not the next one, which would go on from what the trial has written."""
+    (folder / "large").write_bytes(bytes(5000))
+    watch = WatchedFiles(["python", "train.py"], lambda _: None, copied_bytes=1000)
+    watch.begin("trial-0")
+    (folder / "large").write_bytes(b"of the trial")
+    with pytest.raises(TrialFilesError, match="large"):
+        watch.end()
+    watch.close()
+    for _ in range(2):
+        with pytest.raises(TrialFilesError, match="large") as caught:
+            revert_lost_trials(lambda _: None)
+        assert "No start trains here" in caught.value.hint
+    (journal,) = journals_folder().iterdir()
+    shutil.rmtree(journal)
+    revert_lost_trials(lambda _: None)
+
+
 def test_the_files_of_a_driver_that_lives_are_left_alone(folder: Path) -> None:
     watch = WatchedFiles(["python", "train.py"], lambda _: None, keep=str(folder.parent / "left"))
     watch.begin("trial-0")
@@ -153,13 +189,31 @@ def test_what_cannot_be_put_back_starts_no_training_in_its_folder(
     assert (folder / "model.pt").read_bytes() == b"weights"
 
 
-def test_a_journal_of_another_host_waits_for_that(folder: Path) -> None:
+@pytest.mark.parametrize(("lives", "same"), [(False, True), (False, False), (True, True)])
+def test_a_trial_of_another_host_is_reverted_where_its_files_are_shared(
+    folder: Path, lives: bool, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a batch job was started again elsewhere; its driver may still live there."""
+    if not lives:
+        monkeypatch.setattr(lost_trials, "_SILENT_S", 0.0)
+    (folder / "data").write_text("unchanged")
     _lose(folder)
     (journal,) = journals_folder().iterdir()
     record = json.loads((journal / "trial.json").read_text())
+    # Each host has numbers of its own for file systems.
+    for state in (*record["states"].values(), *(each[0] for each in record["copied"].values())):
+        state[1][0] += 1
     (journal / "trial.json").write_text(json.dumps(record | {"host": "elsewhere"}))
-    revert_lost_trials(lambda _: None)
-    assert (folder / "model.pt").read_bytes() == b"WEIGHTS" and journal.exists()
+    if not same:
+        (folder / "copy").write_text("unchanged")
+        (folder / "copy").replace(folder / "data")
+    said: list[str] = []
+    revert_lost_trials(said.append)
+    reverted = same and not lives
+    assert (folder / "model.pt").read_bytes() == (b"weights" if reverted else b"WEIGHTS")
+    assert (folder / "data").read_text() == "unchanged"
+    assert journal.exists() is not reverted
+    assert any("on elsewhere was killed" in line for line in said) is (not lives and not same)
 
 
 def test_a_damaged_journal_is_named_and_kept(folder: Path) -> None:

@@ -107,6 +107,67 @@ def test_what_others_still_write_is_left_alone(folder: Path, watch: Watch) -> No
     assert Path("output").read_text() == "line\n" and "line" in Path("log.txt").read_text()
 
 
+def test_a_new_folder_of_others_stays_with_what_they_write(
+    folder: Path, tmp_path: Path, watch: Watch
+) -> None:
+    """As that of another run, beside what the trial has put there."""
+    watch.files.begin("trial-0")
+    (folder / "runs" / "of-others").mkdir(parents=True)
+    (folder / "runs" / "of-trial").mkdir()
+    (folder / "runs" / "of-trial" / "step").write_text("7")
+    with open(folder / "runs" / "of-others" / "log", "w") as log:
+        print("line", file=log, flush=True)
+        watch.files.end()
+        (folder / "runs" / "of-others" / "next").touch()
+    left = tmp_path / "left" / str(folder).lstrip("/")
+    assert (left / "runs" / "of-trial" / "step").read_text() == "7"
+    found = {str(path.relative_to(folder)) for path in (folder / "runs").rglob("*")}
+    assert found == {"runs/of-others", "runs/of-others/log", "runs/of-others/next"}
+
+
+@pytest.mark.parametrize("over", ["", "model.pt", "new"])
+def test_a_large_file_that_a_trial_has_renamed_has_its_name_again(folder: Path, over: str) -> None:
+    """As in a rotation of checkpoints, also over one that is copied."""
+    Path("large").write_bytes(bytes(5000))
+    if over == "new":
+        os.link("large", folder.parent / "second-name")
+    before = content(folder)
+    watch = Watch("python", "train.py", copied_bytes=1000)
+    watch.files.begin("trial-0")
+    os.replace("large", over or "previous")
+    if over != "new":
+        Path("large").write_bytes(b"of the trial")
+    os.chmod(over or "previous", 0o400)
+    watch.files.end()
+    watch.files.close()
+    assert content(folder) == before and os.stat("large").st_mode & 0o777 == 0o644
+    if len(watch.said) > 1:
+        shutil.rmtree(watch.said[-1].partition("moved to ")[2].partition(":")[0])
+
+
+def test_other_permissions_of_a_large_file_stop_no_training(folder: Path) -> None:
+    Path("large").write_bytes(bytes(5000))
+    watch = Watch("python", "train.py", copied_bytes=1000)
+    for _ in range(2):
+        watch.files.begin("trial-0")
+        os.chmod("large", 0o400)
+        os.link("large", folder.parent / "second-name")
+        os.remove(folder.parent / "second-name")
+        watch.files.end()
+        assert os.stat("large").st_mode & 0o777 == 0o644
+    watch.files.close()
+
+
+def test_what_passes_through_a_pipe_changes_nothing(folder: Path, watch: Watch) -> None:
+    os.mkfifo("pipe")
+    watch.files.begin("trial-0")
+    descriptor = os.open("pipe", os.O_RDWR)
+    os.write(descriptor, b"line")
+    os.close(descriptor)
+    watch.files.end()
+    assert Path("pipe").is_fifo()
+
+
 def test_our_own_files_are_left_alone(folder: Path) -> None:
     watch = Watch("python", "train.py", own=[str(folder / "traces.db")])
     watch.files.begin("trial-0")
