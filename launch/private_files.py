@@ -30,6 +30,7 @@ from hvd_autosync.launch.mounts import PrivateRoot, mount_overlay, read_mounts
 from hvd_autosync.launch.shared_paths import shared_paths
 from hvd_autosync.launch.stage import make_stage
 from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
+from hvd_autosync.util.host_memory import host_free_bytes
 
 #: Variable of a rank whose files are to be private; its value is a :class:`FilesOrder`.
 FILES_VARIABLE = "HVD_AUTOSYNC_FILES"
@@ -252,10 +253,7 @@ def _places() -> list[str]:
 
 def _share_of_memory() -> int:
     """Return the number of bytes that a trial may write into memory."""
-    for line in _text("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return min(max(int(line.split()[1]) * 1024 // 4, 64 * _MIB), 4096 * _MIB)
-    return 64 * _MIB
+    return min(max(host_free_bytes() // 4, 64 * _MIB), 4096 * _MIB)
 
 
 def _text(path: str) -> str:

@@ -10,7 +10,8 @@ import getpass
 import glob
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 _ALWAYS = ("/dev", "/proc", "/sys", "/run", "/var/run")
 #: Caches: the variable that names it, its default path below the home folder, and whether it is
@@ -31,10 +32,9 @@ _CACHES = (
     ("NUMBA_CACHE_DIR", "", False),
     ("MPLCONFIGDIR", ".config/matplotlib", False),
     ("PYTHONPYCACHEPREFIX", "", False),
-    # Not caches: folders through which processes of MPI and of CUDA's MPS communicate.
-    ("PMIX_SERVER_TMPDIR", "", False),
-    ("CUDA_MPS_PIPE_DIRECTORY", "", False),
 )
+#: Variables that name folders through which processes of MPI and of CUDA's MPS communicate.
+_COMMUNICATION = ("PMIX_SERVER_TMPDIR", "CUDA_MPS_PIPE_DIRECTORY")
 _MPS = "/tmp/nvidia-mps"
 _DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
@@ -49,7 +49,7 @@ def shared_paths(environment: Mapping[str, str], unix_sockets: str) -> list[str]
         unix_sockets: Text of ``/proc/net/unix``.
     """
     home = environment.get("HOME", "")
-    paths = [*_ALWAYS, _MPS]
+    caches = []
     for variable, usual, made in _CACHES:
         path = environment.get(variable, "")
         if path:
@@ -59,12 +59,24 @@ def shared_paths(environment: Mapping[str, str], unix_sockets: str) -> list[str]
             if made or (variable == "TRITON_CACHE_DIR" and any(map(os.path.exists, _DEVICES))):
                 _make(path)
         if path:
-            paths.append(path)
-    paths.append(_inductor_cache(environment))
-    _make(paths[-1])
+            caches.append(path)
+    caches.append(_inductor_cache(environment))
+    _make(caches[-1])
+    private = [os.getcwd(), home, environment.get("TMPDIR") or "/tmp"]
+    paths = [*_ALWAYS, _MPS, *(each for each in caches if not _holds_any(each, private))]
+    paths += [environment.get(variable, "") for variable in _COMMUNICATION]
     paths += _compiled_scripts()
     paths += [path for path in _sockets(unix_sockets) if _is_socket(path)]
     return sorted({os.path.realpath(path) for path in paths if os.path.exists(path)} - {"/", home})
+
+
+def _holds_any(folder: str, places: Sequence[str]) -> bool:
+    """Return whether a cache is, or contains, one of the folders in which scripts write.
+
+    Then what it shares would be more than the cache.
+    """
+    real = os.path.realpath(folder)
+    return any(Path(os.path.realpath(place)).is_relative_to(real) for place in places if place)
 
 
 def _inductor_cache(environment: Mapping[str, str]) -> str:

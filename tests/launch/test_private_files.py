@@ -509,6 +509,33 @@ def test_files_are_private_at_a_mount_point_that_is_not_utf_8(trial: Callable[[]
     assert isinstance(report, Files)
 
 
+@pytest.mark.parametrize("place", ["working", "temporary"])
+def test_no_cache_shares_what_is_more_than_it(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As HF_HOME=/workspace, with the project below it, or MPLCONFIGDIR=/tmp in many images."""
+    for name in ("home", "project/working", "temporary", "cache"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project" / "working")
+    environment = {
+        "HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path / "temporary"),
+        "TORCH_HOME": str(tmp_path / "cache"),
+        "HF_HOME": str(tmp_path / ("link" if place == "working" else place)),
+    }
+    paths = shared_paths(environment, "")
+    assert str(tmp_path / "cache") in paths
+    assert not {str(tmp_path / "project"), str(tmp_path / "temporary")} & {*paths}
+
+
+def test_trials_write_no_more_into_memory_than_a_container_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private_files, "host_free_bytes", lambda: 1 << 30)
+    assert private_files._share_of_memory() == 1 << 28
+
+
 def test_no_home_and_no_root_is_shared(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "/", "TMPDIR": str(tmp_path)}
     paths = shared_paths({**environment, "TORCH_HOME": str(tmp_path)}, "")

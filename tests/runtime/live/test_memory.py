@@ -11,7 +11,9 @@ import torch
 
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.live import memory
-from hvd_autosync.runtime.live.memory import free_bytes, host_free_bytes
+from hvd_autosync.runtime.live.memory import free_bytes
+from hvd_autosync.util import host_memory
+from hvd_autosync.util.host_memory import host_free_bytes
 
 GIB = 1 << 30
 
@@ -32,10 +34,10 @@ def group(place: str, names: tuple[str, str, str], limit: object, used: int) -> 
 @pytest.mark.parametrize(
     ("membership", "place", "names"),
     [
-        ("0::/job/step", "sys/fs/cgroup/job/step", memory._SECOND),
-        ("0::/job/step", "sys/fs/cgroup/job", memory._SECOND),
-        ("0::/seen/only/outside", "sys/fs/cgroup", memory._SECOND),
-        ("5:cpu:/\n4:memory:/job", "sys/fs/cgroup/memory/job", memory._FIRST),
+        ("0::/job/step", "sys/fs/cgroup/job/step", host_memory._SECOND),
+        ("0::/job/step", "sys/fs/cgroup/job", host_memory._SECOND),
+        ("0::/seen/only/outside", "sys/fs/cgroup", host_memory._SECOND),
+        ("5:cpu:/\n4:memory:/job", "sys/fs/cgroup/memory/job", host_memory._FIRST),
     ],
 )
 def test_the_limit_of_a_group(
@@ -53,7 +55,7 @@ def test_the_limit_of_a_group(
 
 def test_without_a_limit_the_host_counts(tmp_path: Path) -> None:
     write(tmp_path, {"proc/meminfo": f"MemAvailable: {1 << 20} kB", "proc/self/cgroup": "0::/"})
-    write(tmp_path, group("sys/fs/cgroup", memory._SECOND, "max", GIB))
+    write(tmp_path, group("sys/fs/cgroup", host_memory._SECOND, "max", GIB))
     assert host_free_bytes(tmp_path) == GIB
     assert host_free_bytes(tmp_path / "nothing") > 0
 
