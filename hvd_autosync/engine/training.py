@@ -351,7 +351,14 @@ def _run(
         timer.daemon = True
         timer.start()
 
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if process is not None:
+            _send(process, number)
+
     previous = {}
+    if _may_be_under_mpi(job, strategy):  # mpirun sends them to the ranks, which may save then
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            previous[number] = signal.signal(number, pass_on)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             previous[number] = signal.signal(number, forward)

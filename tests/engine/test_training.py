@@ -130,6 +130,53 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.mpi
+def test_a_warning_of_a_batch_system_reaches_the_ranks_as_mpirun_sends_it(
+    horovodrun: str, tmp_path: Path
+) -> None:
+    """A script may save then; without us, the launcher has become ``mpirun`` by then."""
+    script = tmp_path / "saves.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import signal, sys, time
+            from pathlib import Path
+            import horovod.torch as hvd
+            hvd.init()
+            ended = []
+            signal.signal(signal.SIGUSR1, lambda *_: ended.append(1))
+            Path(f"ready-{hvd.rank()}").touch()
+            while not ended:
+                time.sleep(0.05)
+            Path(f"saved-{hvd.rank()}").touch()
+            """
+        )
+    )
+    driver = textwrap.dedent(
+        f"""
+        import sys
+        from hvd_autosync.launch.job import Job
+        from hvd_autosync.search_space import Host, Strategy
+        from hvd_autosync.engine.training import run_training
+        job = Job(("-np", "2", "--mpi"), ({sys.executable!r}, {str(script)!r}),
+                  (Host("localhost", 2),), "mpi")
+        sys.exit(run_training(job, Strategy({{"buckets": 2}})).status)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", driver], cwd=tmp_path, start_new_session=True)
+    try:
+        await_true(lambda: len([*tmp_path.glob("ready-*")]) == 2, 60)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(timeout=40) == 0
+        assert len([*tmp_path.glob("saved-*")]) == 2
+    finally:
+        process.kill()
+        process.wait()
+        for pid in trainings():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     ("built", "options", "chosen", "may_be"),
     [
