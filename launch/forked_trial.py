@@ -38,7 +38,7 @@ class ForkedTrial:
             module: Whether the first word names a module instead of a script's file.
             words: Script or module, then its arguments.
         """
-        from hvd_autosync.runtime.install.hooks import install
+        from hvd_autosync.runtime.install.hooks import install, watch_first_import
 
         os.environ.update(self._environment)
         enter_or_refuse(os.environ)
@@ -51,6 +51,7 @@ class ForkedTrial:
             from hvd_autosync.runtime.trial import probe
 
             probe.measure(self._spec.key)
+        watch_first_import()
         # With -P (since 3.11) and -I, Python does not add the script's folder to the path.
         safe_path = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
         if module:

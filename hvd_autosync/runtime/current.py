@@ -23,8 +23,14 @@ sync_plan: SyncPlan | None = None
 began_at: float | None = None
 #: Whether torch was loaded then, as in a forked trial.
 torch_was_loaded = False
-#: The variable of torch's threads then, perhaps empty; ``None``: not known.
+#: The variable of torch's threads then, and when the script imported torch, perhaps empty;
+#: ``None``: not known.
 threads_variable: str | None = None
+threads_at_import: str | None = None
+#: Torch's number of threads when it was loaded after the script's begin, and whether the script has
+#: chosen another before it imported Horovod.
+loaded_threads: int | None = None
+script_set_threads = False
 #: Whether this process belongs to a trial.
 trial = False
 #: The trial that is measured; ``None`` in the real training and outside of our jobs.

@@ -156,6 +156,12 @@ PATCHES = (
         "a training that is tuned in its own steps ends by itself, not by a failure",
     ),
     Patch(
+        "first import of torch",
+        "builtins.__import__",
+        "runtime/install/hooks.py",
+        "a forked trial has the number of threads that the script sets before it, and no longer",
+    ),
+    Patch(
         "end of MPI",
         "os._exit",
         "runtime/collectives/launcher_use.py",

@@ -46,6 +46,7 @@ from hvd_autosync.launch.driven_launcher import (
     pass_on_all_bytes,
     spare_checks,
 )
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives import initialization, standstill
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
@@ -53,6 +54,7 @@ from hvd_autosync.runtime.collectives.operation_names import name_operations
 from hvd_autosync.runtime.collectives.over_horovod import HOROVOD
 from hvd_autosync.runtime.collectives.shared_sets import shared_process_set
 from hvd_autosync.runtime.exchange.compiling import before_compiling
+from hvd_autosync.runtime.install import hooks
 from hvd_autosync.runtime.install.activation import activate
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.patches import epochs
@@ -75,6 +77,11 @@ class Weight:
 weight = Weight()
 plain = TrialSpec("t", Strategy(), warmup_steps=0, measured_steps=0)
 held = []
+
+def watch_imports():
+    current.trial = current.torch_was_loaded = True
+    hooks.watch_first_import()
+    current.trial = current.torch_was_loaded = False
 
 def share():
     with contextlib.suppress(ValueError):  # Horovod is not initialized
@@ -102,6 +109,7 @@ installers = {
     "evaluation": lambda: watch_evaluation(print),
     "end without clean-up": lambda: call_at_exit(int),
     "end of MPI": finalize_at_end,
+    "first import of torch": watch_imports,
     "failed operations": watch_failed_operations,
     "linear layers": lambda: held.append(watch_linear(torch.nn.Linear(2, 2).parameters())),
     "normalization layers": count_layers,

@@ -102,10 +102,12 @@ def replace_optimizer() -> None:
 def _set_threads(strategy: Mapping[str, Value]) -> None:
     """Let torch compute with the strategy's number of threads, unless the user has set another.
 
-    OpenMP reads its variable when it is loaded: in a forked trial before that was set. In others
-    the script may have chosen a number meanwhile.
+    OpenMP reads its variable when it is loaded: in a forked trial before that was set. In a process
+    of its own the script may have chosen a number meanwhile.
     """
-    if not current.torch_was_loaded:
+    loaded = current.loaded_threads
+    current.script_set_threads = loaded is not None and torch.get_num_threads() != loaded
+    if current.script_set_threads:
         return
     threads = strategy.get(THREADS_PER_RANK.name, THREADS_PER_RANK.knob.default)
     if threads and os.environ.get(THREADS_VARIABLE) == str(threads):
