@@ -73,6 +73,8 @@ class Guard(JoinHook):
         self._name = f"hvd_autosync.guard.{name}"
         self._prediction = prediction
         self._envelope = LossEnvelope(prediction)
+        #: Of windows in which some ranks waited in ``join()``: their means vary more.
+        self._of_some = LossEnvelope()
         #: Losses of this window: of all steps, and of steps from averaged parameters.
         self._all, self._of_averages = _Sum(), _Sum()
         #: Whether parameters after the last step, and before it, were the average, or near it.
@@ -81,8 +83,8 @@ class Guard(JoinHook):
         self._seen = 0
         #: The sum that was sent for the window before, and its handle; `None` once it has arrived.
         self._sent: tuple[torch.Tensor, int | None] | None = None
-        #: Steps before the current window, and whether the sent one was only the end of a window.
-        self._before, self._short = 0, False
+        #: Steps in this window.
+        self._made = 0
         #: Losses of any rank that were not tested yet, and windows of such losses since
         #: :attr:`step`.
         self._loose: list[float] = []
@@ -136,6 +138,7 @@ class Guard(JoinHook):
         """
         window = self.step // LOSS_WINDOW
         self.step = self.step + 1 if step is None else step
+        self._made += 1
         loss, self._seen, _ = losses.end_step(self._seen)
         self._several = losses.several
         if loss is not None:
@@ -219,18 +222,27 @@ class Guard(JoinHook):
 
     def restore(self, optimizer: Any) -> int:
         """Restore the last snapshot known to be healthy; returns its step."""
-        return self._snapshots.restore(optimizer)
+        step = self._healthy_step
+        self._snapshots.restore(optimizer, step)
+        return step
+
+    @property
+    def _healthy_step(self) -> int:
+        """Step of the last snapshot after which as many losses were accepted as between two."""
+        return self._snapshots.last_until(self.step - _SNAPSHOT_EVERY * LOSS_WINDOW)
 
     def _begin_windows(self) -> None:
         """Begin a window at the current step, and take over the tests that have seen most.
 
         A collective.
         """
-        self._all, self._of_averages, self._before = _Sum(), _Sum(), self.step
-        own = json.dumps(self._envelope.to_json())
-        seen = map(json.loads, gather_texts(own, f"{self._name}.envelope"))
+        self._all, self._of_averages, self._made = _Sum(), _Sum(), 0
+        tests = self._envelope, self._of_some
+        own = json.dumps([each.to_json() for each in tests])
+        seen = [*map(json.loads, gather_texts(own, f"{self._name}.tests"))]
         with self._lock:
-            self._envelope.take(max(seen, key=lambda each: int(each["windows"])))
+            for place, each in enumerate(tests):
+                each.take(max((s[place] for s in seen), key=lambda of: int(of["windows"])))
 
     def settle(self) -> None:
         """Wait for the sum that is under way, and keep it: nothing may be then."""
@@ -246,7 +258,7 @@ class Guard(JoinHook):
         total = self._exchange()
         if total is None:
             return True
-        loss, count, loss_of_averages, count_of_averages, several, ranks = total[0]
+        loss, count, loss_of_averages, count_of_averages, several, ranks, made = total
         of_all = ranks == size()
         if not count:
             if of_all:
@@ -256,8 +268,10 @@ class Guard(JoinHook):
         window = max(self.step // LOSS_WINDOW - 2, 0)
         mean = loss / count
         _LOG.debug("window %d: mean loss %.6g of %d losses", window, mean, count)
-        short = several or total[1]
-        wrong = not_finite(mean) if short else self._envelope.accepts(mean, window, of_all=of_all)
+        # The mean of less than half a window varies more than others.
+        alone = several or 2 * made < ranks * LOSS_WINDOW
+        tests = self._envelope if of_all else self._of_some
+        wrong = not_finite(mean) if alone else tests.accepts(mean, window)
         if not of_all:  # some wait in join(), and could not fall back now
             self._owed = self._owed or wrong
             return True
@@ -265,7 +279,7 @@ class Guard(JoinHook):
             taken = self._snapshots.steps
             found = {step: mean for step in taken if step // LOSS_WINDOW == window}
             self._losses = {k: v for k, v in {**self._losses, **found}.items() if k in taken}
-        if not wrong and not short and 0 < count_of_averages < count:
+        if not wrong and not alone and 0 < count_of_averages < count:
             mean = loss_of_averages / count_of_averages
             wrong = self._envelope.accepts_average(mean, count_of_averages, count)
         if not wrong or not self._snapshots.steps:
@@ -274,7 +288,7 @@ class Guard(JoinHook):
             self._owed = wrong
             return True
         self.verdict = wrong
-        self.keeps = mean < self._losses.get(self._snapshots.steps[0], -math.inf)
+        self.keeps = mean < self._losses.get(self._healthy_step, -math.inf)
         return False
 
     def _all_present(self) -> bool:
@@ -283,26 +297,25 @@ class Guard(JoinHook):
         present = allreduce(here, op=Sum, name=f"{self._name}.verdict")
         return bool(present.item() == size())
 
-    def _exchange(self) -> tuple[list[float], bool] | None:
+    def _exchange(self) -> list[float] | None:
         """Return what all ranks know of the window before the last, and send the last window's.
 
-        These are sums and counts of losses, the number of ranks with several, and that of ranks;
-        and whether it was less than half a window, whose mean varies more than others.
+        These are sums and counts of losses, the number of ranks with several, that of ranks, and
+        that of their steps.
         """
         arrived = None
-        short, self._short = self._short, 2 * (self.step - self._before) < LOSS_WINDOW
-        self._before = self.step
         sums = torch.tensor(
-            [*self._all.taken(), *self._of_averages.taken(), self._several, 1],
+            [*self._all.taken(), *self._of_averages.taken(), self._several, 1, self._made],
             dtype=torch.float64,
             device="cpu",
         )
+        self._made = 0
         sent, self._sent = self._sent, None
         try:
             if sent is not None:
                 if sent[1] is not None:
                     sums_under_way().wait(sent[1])
-                arrived = sent[0].tolist(), short
+                arrived = sent[0].tolist()
             handle = allreduce_async_(sums, name=self._name, op=Sum)
             sums_under_way().add(handle)
             self._sent = sums, handle

@@ -88,20 +88,17 @@ class LossEnvelope:
             setattr(self, name, seen[name])
         self._recent = deque(seen["recent"], maxlen=_LEVEL)
 
-    def accepts(self, mean: float, window: int, *, of_all: bool = True) -> str:
+    def accepts(self, mean: float, window: int) -> str:
         """Test the mean loss of a window, and record it if it is accepted.
 
         Args:
             mean: The mean over the ranks.
             window: Its number.
-            of_all: Whether these are all; the mean of some varies more than predicted.
 
         Returns:
             Why it is not accepted; empty if it is.
         """
-        wrong = not_finite(mean)
-        wrong = wrong or (self._as_predicted(mean, window) if of_all else "")
-        wrong = wrong or self._not_risen(mean)
+        wrong = not_finite(mean) or self._as_predicted(mean, window) or self._not_risen(mean)
         if not wrong:
             if self._recent:
                 square = (mean - self._last) ** 2

@@ -1,7 +1,7 @@
 """Snapshots of a training, for the loss guard to restore.
 
-There are two: training after the older one was found healthy, training after the newer one is still
-being tested. The memory of each is allocated once and reused.
+There are two: training after the newer one is still being tested, unless it is old itself, as in
+long epochs without a barrier. The memory of each is allocated once and reused.
 """
 
 from __future__ import annotations
@@ -46,15 +46,20 @@ class Snapshots:
         self._held.append(snapshot)
         self.steps = [*self.steps, step][-_KEPT:]
 
-    def restore(self, optimizer: Any) -> int:
-        """Restore the older snapshot, and forget both; returns its step.
+    def last_until(self, step: int) -> int:
+        """Return the step of the newest snapshot that is not later than ``step``, else the oldest.
+
+        There is one.
+        """
+        return next((each for each in reversed(self.steps) if each <= step), self.steps[0])
+
+    def restore(self, optimizer: Any, step: int) -> None:
+        """Restore the snapshot that was taken then, and forget all.
 
         What the script has added to the model since keeps its values.
         """
-        step = self.steps[0]
-        self._held[0].give(optimizer)
+        self._held[self.steps.index(step)].give(optimizer)
         self.forget()
-        return step
 
     @property
     def nbytes(self) -> int:

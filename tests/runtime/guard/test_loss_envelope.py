@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import random
 
 import pytest
 
-from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
+from hvd_autosync.runtime.guard.loss_envelope import _NUMBERS, LossEnvelope
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
 from hvd_autosync.study.loss_prediction import predict_losses
 
@@ -82,6 +83,20 @@ def test_a_loss_that_has_fallen_may_not_rise_again() -> None:
     assert not envelope.accepts(2.3, 200)
     assert "risen to 3 from" in envelope.accepts(3.0, 201)
     assert not envelope.accepts(2.0, 202)
+
+
+def test_the_tests_of_another_rank_are_taken_over_whole() -> None:
+    """Ranks that differed in one number would decide differently, and wait for each other."""
+    prediction = LossPrediction((2.0,) * 6, (0.04,) * 6)
+    one, other, dice = LossEnvelope(prediction), LossEnvelope(prediction), random.Random(1)
+    for window in range(9):
+        assert not one.accepts(2.0 - 0.01 * window + dice.gauss(0, 0.01), window)
+        assert not one.accepts_average(2.0, 4, 64)
+    other.take(json.loads(json.dumps(LossEnvelope().to_json())))
+    assert vars(other) == vars(LossEnvelope(prediction)), "also what is infinite"
+    other.take(json.loads(json.dumps(one.to_json())))
+    assert vars(other) == vars(one) != vars(LossEnvelope(prediction))
+    assert not any(getattr(one, name) in (0, math.inf) for name in _NUMBERS)
 
 
 def test_ups_and_downs_of_a_small_loss_are_healthy() -> None:

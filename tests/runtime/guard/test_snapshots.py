@@ -47,7 +47,9 @@ def test_the_older_of_two_is_gone_back_to(counted: None, kind: Any) -> None:
         wanted.append(everything(model, optimizer))
     assert snapshots.steps == [4, 5]
     step(model, optimizer)
-    assert snapshots.restore(optimizer) == 4 and not snapshots.steps
+    assert [snapshots.last_until(each) for each in (0, 4, 5, 9)] == [4, 4, 5, 5]
+    snapshots.restore(optimizer, 4)
+    assert not snapshots.steps
     found = everything(model, optimizer)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted[3], strict=True))
     step(model, optimizer)
@@ -71,7 +73,7 @@ def test_parameters_may_be_added_between_two(counted: None) -> None:
         if number == 3:
             snapshots.take(number, optimizer)
             added = everything(model[2], optimizer)
-    assert snapshots.restore(optimizer) == 2
+    snapshots.restore(optimizer, 2)
     assert all(
         torch.equal(a, b) for a, b in zip(everything(model[:2], optimizer), wanted, strict=True)
     )
@@ -81,7 +83,7 @@ def test_parameters_may_be_added_between_two(counted: None) -> None:
         snapshots.take(number, optimizer)
     wanted = everything(model, optimizer)
     step(model, optimizer)
-    assert snapshots.restore(optimizer) == 5
+    snapshots.restore(optimizer, 5)
     found = everything(model, optimizer)
     assert len(found) == len(wanted) > len(added)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
@@ -100,7 +102,7 @@ def test_statistics_are_restored_in_the_tensors_that_the_model_has_then(counted:
         for name in ("running_mean", "running_var"):  # as by load_state_dict(assign=True)
             setattr(model[1], name, getattr(model[1], name).clone())
     step(model, optimizer)
-    assert snapshots.restore(optimizer) == 3
+    snapshots.restore(optimizer, 3)
     assert all(map(torch.equal, everything(model, optimizer), wanted[2]))
 
 
@@ -128,7 +130,7 @@ def test_a_state_that_did_not_exist_is_gone_again(counted: None) -> None:
     snapshots.take(0, optimizer)
     step(nn.Sequential(nn.Linear(4, 2), model), optimizer)
     assert optimizer.state
-    snapshots.restore(optimizer)
+    snapshots.restore(optimizer, 0)
     assert not optimizer.state
 
 

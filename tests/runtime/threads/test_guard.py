@@ -327,6 +327,55 @@ def test_a_loss_that_rises_counts_though_a_rank_is_away_most_of_the_time(
     assert ThreadRanks(2, seed=1).run(body) == [11, 11]
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_less_than_half_a_window_is_tested_for_numbers_alone(
+    steps: int, wrapped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean of few losses varies more, as right after steps without a barrier."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+
+    def body() -> bool:
+        optimizer = wrapped([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        guard, losses = Guard("own"), Losses()
+        guard.take_snapshot(optimizer)
+        for _ in range(10 * _WINDOW):
+            losses.seen(torch.tensor(1.0))
+            assert guard.stepped(losses)
+        # The mean of the steps of all, and a step of the rank that has made the most.
+        guard.on_quiescent(guard.step + _WINDOW - steps, waiting=True)
+        for _ in range(steps):
+            losses.seen(torch.tensor(9.0))
+            assert guard.stepped(losses)
+        accepted = True
+        for _ in range(3 * _WINDOW):
+            losses.seen(torch.tensor(1.0))
+            accepted = accepted and guard.stepped(losses)
+        return accepted
+
+    assert ThreadRanks(2, seed=1).run(body) == [steps == 1] * 2
+
+
+def test_ranks_with_lower_losses_that_go_on_alone_make_no_level_for_all(
+    wrapped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have other data. All again are judged by all."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+
+    def body() -> bool:
+        optimizer = wrapped([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        guard, losses = Guard("own"), Losses()
+        guard.take_snapshot(optimizer)
+        accepted = True
+        for _ in range(3):
+            for _ in range(8 * _WINDOW if rank() else 20 * _WINDOW):
+                losses.seen(torch.tensor(3.0 if rank() else 1.0))
+                accepted = accepted and guard.stepped(losses)
+            join()
+        return accepted
+
+    assert ThreadRanks(2, seed=1).run(body) == [True, True]
+
+
 @pytest.mark.parametrize("rises", ["at the switch", "after the phase", ""])
 def test_steps_without_a_barrier_are_judged_by_the_level_before(
     rises: str, wrapped: Any, monkeypatch: pytest.MonkeyPatch
@@ -365,6 +414,25 @@ def test_steps_without_a_barrier_are_judged_by_the_level_before(
     said = "risen to 9 from 1" if rises else ""
     assert said in first and bool(first) is bool(rises)
     assert second == ("" if rises == "at the switch" else first)
+
+
+@pytest.mark.parametrize(("epoch", "restored"), [(2, 0), (9, 9 * _WINDOW)])
+def test_a_snapshot_that_is_old_enough_is_restored_though_it_is_the_newest(
+    epoch: int, restored: int, wrapped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a barrier there is one after each epoch alone, which may be thousands of steps."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+
+    def body() -> int:
+        optimizer = wrapped([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        guard = Guard("own")
+        for step in (0, epoch * _WINDOW, 2 * epoch * _WINDOW):
+            guard.on_quiescent(step, waiting=False)
+            if step < 2 * epoch * _WINDOW:
+                guard.take_snapshot(optimizer)
+        return guard.restore(optimizer)
+
+    assert ThreadRanks(2, seed=1).run(body) == [restored, restored]
 
 
 @pytest.mark.parametrize("alone", [False, True])
