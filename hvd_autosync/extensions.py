@@ -63,10 +63,8 @@ class Extensions:
         self.exchanges: dict[str, MakeExchange] = {}
         self.codecs: dict[str, MakeCodec] = {}
         self._loaded: dict[Path, str] = {}
-        #: The file that is being loaded; ``None``: what is added is of no file.
-        self._file: Path | None = None
-        #: The file that has added each name of each kind.
-        self._files: dict[tuple[str, str], Path | None] = {}
+        #: The file of the function of each name of each kind; "": none, as of a notebook's.
+        self._files: dict[tuple[str, str], str] = {}
 
     def add_knob(self, spec: KnobSpec) -> None:
         """Add a knob that sets one environment variable of each rank.
@@ -82,9 +80,8 @@ class Extensions:
                 can change it.
 
         Raises:
-            SpaceError: A knob of that name exists, or another file has added one; the knob is of
-                another group, the declaration has a field of a wrong type, another knob sets the
-                variable, or it has a cost.
+            SpaceError: A knob of that name exists, the knob is of another group, the declaration
+                has a field of a wrong type, another knob sets the variable, or it has a cost.
         """
         if not isinstance(spec, KnobSpec):
             raise SpaceError(f"{spec!r:.200} declares no knob", hint="Make a KnobSpec.")
@@ -124,7 +121,6 @@ class Extensions:
                 f"knob {spec.name} says what it costs: {spec.cost!r:.200}",
                 hint="Leave cost out: the cost model has no term for knobs of extensions.",
             )
-        self._check_new("knob", spec.name)
         self._registry.add(spec)
         self.knobs.add(spec.name)
 
@@ -174,18 +170,25 @@ class Extensions:
             )
         if name in self._registry.own_choices(attribute):
             raise SpaceError(f"{attribute} {name!r} exists already", hint="Choose another name.")
-        self._check_new(attribute, name)
+        self._check_new(attribute, name, make)
         for parameter_class in classes:
             self._registry.add_choice(class_knob(parameter_class, attribute), name)
 
-    def _check_new(self, kind: str, name: str) -> None:
-        """Check that no other file has added that name; the same one may have failed before."""
-        file = self._files.setdefault((kind, name), self._file)
-        if file != self._file:
+    def _check_new(self, kind: str, name: str, make: Callable[..., object]) -> None:
+        """Check that no other file has added that name.
+
+        The same one may be loaded again: by name where the script imports it.
+        """
+        code = getattr(make, "__code__", None)
+        own = "" if code is None else os.path.realpath(code.co_filename)
+        own = own if Path(own).is_file() else ""
+        file = self._files.get((kind, name), "")
+        if file and own and file != own:
             raise SpaceError(
-                f"{kind} {name!r} exists already: {str(file)!r} has added it",
+                f"{kind} {name!r} exists already: {file!r} has added it",
                 hint="Choose another name.",
             )
+        self._files[kind, name] = own
 
     def load(self) -> None:
         """Load each file in the variable once.
@@ -195,11 +198,7 @@ class Extensions:
         """
         for text in os.environ.get(VARIABLE, "").split(os.pathsep):
             if text and (path := Path(text).resolve()) not in self._loaded:
-                self._file = path
-                try:
-                    self._loaded[path] = _run(path)
-                finally:
-                    self._file = None
+                self._loaded[path] = _run(path)
 
     def check_unchanged(self) -> None:
         """Check that the loaded files are those that ranks will load.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -206,15 +207,23 @@ def test_exchanges_and_codecs_are_choices_of_their_classes(
 def test_two_files_add_no_choice_of_one_name(
     added: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Studies would be recorded under a value that means one of them."""
+    """Studies would be recorded under a value that means one of them.
+
+    A script may import a file that the variable names, too.
+    """
     kind, _, name = added.partition("(")
-    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    files = [tmp_path / "own_a.py", tmp_path / "own_b.py"]
     for file in files:
         file.write_text(
-            f"from hvd_autosync.extensions import add_{kind}\nadd_{kind}({name}, print)\n"
+            f"from hvd_autosync.extensions import add_{kind}\n"
+            f"def make(*arguments): pass\nadd_{kind}({name}, make)\n"
         )
+    monkeypatch.setenv(extensions.VARIABLE, str(files[0]))
+    extensions.load()
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("own_a")
     monkeypatch.setenv(extensions.VARIABLE, os.pathsep.join(map(str, files)))
-    with pytest.raises(SpaceError, match=f"{kind} {name} exists already: .*a.py.*b.py"):
+    with pytest.raises(SpaceError, match=f"{kind} {name} exists already: .*own_a.py.*own_b.py"):
         extensions.load()
 
 
