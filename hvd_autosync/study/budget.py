@@ -81,10 +81,11 @@ class Budget:
         """Mean seconds that an exploring trial costs, at least 0; 0 if unknown."""
         return self.trial_s if self._launches else self._lost_in_steps_s
 
-    @property
-    def _confirming_cost_s(self) -> float:
-        """Mean seconds that a confirming trial costs, at least 0; 0 if unknown."""
-        return self._run_s if self._launches else self._lost_in_steps_s
+    def _confirming_cost_s(self, steps: int | None) -> float:
+        """Return the mean seconds that a confirming trial costs, at least 0; 0 if unknown."""
+        if self._launches:
+            return self._run_s + self._further_s(steps)
+        return self._lost_in_steps_s
 
     @property
     def _launches(self) -> bool:
@@ -117,13 +118,22 @@ class Budget:
         """Expected seconds of the training."""
         return 3600 * self._settings.expected_hours
 
-    def confirming_s(self, contenders: int = _CONTENDERS) -> float:
+    def confirming_s(self, contenders: int = _CONTENDERS, steps: int | None = None) -> float:
         """Return the seconds of the shortest confirmation.
 
         Args:
             contenders: Number of candidates plus one for the default.
+            steps: Measured steps of each trial; ``None``: those of other trials.
         """
-        return MIN_ROUNDS * contenders * self._run_s
+        return MIN_ROUNDS * contenders * (self._run_s + self._further_s(steps))
+
+    def _further_s(self, steps: int | None) -> float:
+        """Return the seconds of a confirming trial's steps that an exploring one has not."""
+        default = default_result(self._trials)
+        if steps is None or default is None or default.step_time is None:
+            return 0.0
+        _, usual = self._settings.steps_after(default)
+        return max(steps - usual, 0) * default.step_time.mean_s
 
     def judging_s(self, steps: int) -> float:
         """Return the seconds until the next verdict on a lossy strategy.
@@ -190,16 +200,17 @@ class Budget:
             )
         return ""
 
-    def why_not_confirm(self, contenders: int, saving: float) -> str:
+    def why_not_confirm(self, contenders: int, saving: float, steps: int | None = None) -> str:
         """Return why the confirmation does not fit into the budget or does not pay; else empty.
 
         Args:
             contenders: Number of candidates plus one for the default.
             saving: Share of a step that the best candidate is expected to save.
+            steps: As of :meth:`confirming_s`.
         """
-        if self.left_s < self.confirming_s(contenders):
+        if self.left_s < self.confirming_s(contenders, steps):
             return f"the limit of {self._minutes} leaves no time for the confirmation"
-        cost_s = MIN_ROUNDS * contenders * self._confirming_cost_s
+        cost_s = MIN_ROUNDS * contenders * self._confirming_cost_s(steps)
         saved_s = saving * self.training_s
         if saved_s < cost_s:
             return (
@@ -208,16 +219,17 @@ class Budget:
             )
         return ""
 
-    def why_not_go_on(self, trials: int, saving: float) -> str:
+    def why_not_go_on(self, trials: int, saving: float, steps: int | None = None) -> str:
         """Return why a confirmation that has begun does not go on; empty if it does.
 
         Args:
             trials: Those of the round that begins; 0 if none does.
             saving: Share of a step that it may save.
+            steps: As of :meth:`confirming_s`.
         """
-        if self.left_s < self._run_s:
+        if self.left_s < self._run_s + self._further_s(steps):
             return "the minutes were used before anything was confirmed"
-        cost_s, saved_s = trials * self._confirming_cost_s, saving * self.training_s
+        cost_s, saved_s = trials * self._confirming_cost_s(steps), saving * self.training_s
         if saved_s < cost_s:
             return (
                 f"another round of the confirmation costs {cost_s:.0f} s and may save "

@@ -110,9 +110,9 @@ class Decision:
                 candidates = candidates[:1]
         measured = self._measurements(confirming)
         confirmation = Confirmation(default, candidates, measured)
-        next_one = confirmation.next()
+        next_one, steps = confirmation.next(), self._confirming_steps(candidates)
         if confirming:
-            too_long = self._budget.why_not_go_on(*confirmation.next_round())
+            too_long = self._budget.why_not_go_on(*confirmation.next_round(), steps)
         else:
             too_long = self._why_not_begin(candidates)
         if next_one is None or too_long:
@@ -121,9 +121,12 @@ class Decision:
         plan: dict[str, Any] = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
         if without := [dict(verdict.strategy) for verdict in verdicts if not verdict.pairs]:
             plan["unjudged"] = without  # so that the conclusion says why
-        _, usual = self._settings.steps_after(default_result(self._trials))
-        steps = comparable_steps((default, *candidates), usual)
         return TrialRequest(next_one, "confirm", plan, steps)
+
+    def _confirming_steps(self, candidates: Sequence[Strategy]) -> int | None:
+        """Return how many steps of each contender are measured; ``None``: as of other trials."""
+        _, usual = self._settings.steps_after(default_result(self._trials))
+        return comparable_steps((self._space.default, *candidates), usual)
 
     def proven(self) -> Strategy | None:
         """Return the best strategy that was confirmed so far, if any.
@@ -155,7 +158,8 @@ class Decision:
         if not candidates:
             return ""
         saving = self._selection.saving(candidates[0])
-        return self._budget.why_not_confirm(len(candidates) + 1, saving)
+        steps = self._confirming_steps(candidates)
+        return self._budget.why_not_confirm(len(candidates) + 1, saving, steps)
 
     def _before_confirming(self) -> tuple[TrialRequest | None, str, list[Strategy]]:
         """Return the next exploring or quality trial, why exploring stopped, and top candidates.

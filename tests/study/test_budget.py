@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
+import pytest
+
+from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study.budget import Budget
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TrialRecord
@@ -47,3 +49,17 @@ def test_a_confirmation_is_not_charged_with_the_search_for_strategies() -> None:
     assert "costs 60 s" in budget.why_not_confirm(2, saving=0.19)
     assert not budget.why_not_go_on(2, saving=0.07)
     assert "costs 20 s" in budget.why_not_go_on(2, saving=0.06)
+
+
+def test_a_confirmation_of_more_steps_takes_longer() -> None:
+    """As where a round of local steps is longer than other trials."""
+    settings = StudySettings(minutes=10.0, steps=40)
+    ranks = (RankReport(0, "a", (0.1,) * 50),)
+    default = TrialResult(TrialStatus.COMPLETED, ranks=ranks, warmup_steps=10, total_s=10.0)
+    trial = TrialRecord("study", 0, "default", Strategy(), "", "", {}, default)
+    other = replace(
+        trial, number=1, kind="sobol", result=TrialResult(TrialStatus.COMPLETED, total_s=10.0)
+    )
+    budget = Budget(settings, [trial, other])
+    assert budget.confirming_s(2) == budget.confirming_s(2, 40) == 60.0
+    assert budget.confirming_s(2, 96) == pytest.approx(60.0 + 6 * 5.6)
