@@ -141,14 +141,16 @@ class Collector:
         if message.unlike > report.unlike or message.step_s:
             self._last_sign_at = time.monotonic()
         report.unlike = message.unlike
+        left = self._most_steps - len(report.step_s)
+        # A message was damaged on the way: later steps, and their losses, would be misplaced.
+        if left > 0 and message.first > len(report.step_s):
+            return
         # A step has one loss at most, and a trial no more steps than it was asked for.
         known = len(report.losses)
         losses = message.losses[: self._most_steps - known]
         report.losses += losses
         report.in_round += [known + index for index in message.in_round if 0 <= index < len(losses)]
         report.several_losses = message.several_losses
-        # A gap means that a message was damaged on the way: later steps would be misplaced.
-        left = self._most_steps - len(report.step_s)
         if not message.step_s[:left] or message.first != len(report.step_s):
             return
         report.step_s += message.step_s[:left]

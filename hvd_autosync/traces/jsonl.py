@@ -26,7 +26,7 @@ from hvd_autosync.traces.files import check_regular, write_file
 from hvd_autosync.traces.json_lines import LONGEST_LINE_BYTES, LineReader
 from hvd_autosync.traces.records import StudyRecord, TrialRecord
 from hvd_autosync.traces.store import TraceStore
-from hvd_autosync.traces.validity import strict_study, strict_trial
+from hvd_autosync.traces.validity import UnknownValueError, strict_study, strict_trial
 
 FORMAT_VERSION = 1
 _GZIP = ".gz"
@@ -103,10 +103,13 @@ def _check_readable(study: StudyRecord) -> None:
     try:
         strict_study(study.to_json())
     except ValueError as error:
+        hint = "Keep its store, or copy that."
+        if isinstance(error, UnknownValueError):
+            hint = f"{error.hint} Otherwise: {hint}"
         raise StoreError(
             f"study {study.study_id} cannot be written to a trace file, of which no value may lie "
             f"outside its knob's domain: {error}",
-            hint="Keep its store, or copy that.",
+            hint=hint,
         ) from None
 
 

@@ -76,8 +76,9 @@ def test_several_losses_are_none_once_the_script_reports() -> None:
 
 
 def test_steps_behind_a_lost_message_are_left_out() -> None:
-    result = collected(HELLO, steps(0, 4, []), steps(6, 4, []), END)
-    assert len(result.ranks[0].step_s) == 4
+    last = steps(10, 0, [3.0])
+    (rank,) = collected(HELLO, steps(0, 4, [1.0] * 4), steps(6, 4, [2.0] * 4), last, END).ranks
+    assert len(rank.step_s) == 4 and rank.losses == (1.0,) * 4
 
 
 def test_a_trial_that_runs_into_the_end_of_the_minutes_is_cut_short() -> None:

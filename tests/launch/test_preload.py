@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 #: Reads a variable when it is imported, as settings of many libraries do, and sets another.
 _LIBRARY = """
 import os
@@ -63,7 +61,6 @@ def test_a_module_sees_the_variables_that_the_script_had_set_before_it(tmp_path:
     assert after == [None, "here", "set by it"]
 
 
-@pytest.mark.filterwarnings("error")
 def test_what_a_killed_child_has_not_recorded_is_not_imported(tmp_path: Path) -> None:
     seen, after = served(tmp_path, "cut")
     assert seen is None and after == [None, "here", None]
