@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: Folders of tools and caches: large, and reproducible.
-_SKIPPED = frozenset({"__pycache__", ".git", ".venv", "venv", "node_modules", ".cache"})
+SKIPPED = frozenset({"__pycache__", ".git", ".venv", "venv", "node_modules", ".cache"})
 _WRITING = os.O_WRONLY | os.O_RDWR
 
 
@@ -93,7 +93,7 @@ def file_states(
         waiting += [
             entry.path
             for entry in entries
-            if entry.name not in _SKIPPED and entry.path not in skipped
+            if entry.name not in SKIPPED and entry.path not in skipped
         ]
     return found, []
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from hvd_autosync.errors import TrialFilesError
 from hvd_autosync.launch.file_journal import (
@@ -23,6 +25,7 @@ from hvd_autosync.launch.sweep import await_trials_in
 _LAST_PROCESSES_S = 15.0
 #: A driver on another host that has given no sign of life for so long is dead.
 _SILENT_S = 120.0
+_LOOK_S = 2.0
 
 
 def revert_lost_trials(say: Callable[[str], None]) -> None:
@@ -41,19 +44,22 @@ def revert_lost_trials(say: Callable[[str], None]) -> None:
             record = journal.record()
             if record is None:  # its driver was killed between trials
                 keep = not journal.is_of_this_host()
-            elif (why := _why_not_here(journal, record)) is not None:
-                if why:
-                    say(why)
-            else:
-                originals = Originals.of_record(journal, record, say)
-                try:
-                    _revert(journal, record, originals, say)
-                except TrialFilesError as error:
-                    if record.roots[0] == os.path.realpath(os.getcwd()):
-                        errors.append(error)
-                    else:
-                        say(str(error))
-                keep = originals.keeps_journal
+                continue
+            here = record
+            if record.host != this_host():
+                shared = _shared_with_here(journal, record, say)
+                if shared is None:
+                    continue
+                here = shared
+            originals = Originals.of_record(journal, here, say)
+            try:
+                _revert(journal, here, originals, say)
+            except TrialFilesError as error:
+                if here.roots[0] == os.path.realpath(os.getcwd()):
+                    errors.append(error)
+                else:
+                    say(str(error))
+            keep = originals.keeps_journal or len(here.roots) < len(record.roots)
         except JournalDamagedError as error:
             say(f"{journal.folder} cannot be read ({error}): restore files from it, then delete it")
         finally:
@@ -62,25 +68,46 @@ def revert_lost_trials(say: Callable[[str], None]) -> None:
         raise errors[0]
 
 
-def _why_not_here(journal: FileJournal, record: FilesRecord) -> str | None:
-    """Return what to say of a trial that cannot be reverted here; ``None`` if it can.
+def _shared_with_here(
+    journal: FileJournal, record: FilesRecord, say: Callable[[str], None]
+) -> FilesRecord | None:
+    """Return what is known of the files of another host's trial that this host shares.
 
-    On another host its paths may be other files, and its driver may live on.
+    There the same paths may be other files, and the driver may live on. ``None``: nothing is to be
+    reverted here.
     """
-    if record.host == this_host():
-        return None
     folder = os.path.realpath(os.getcwd())
-    silent_s = time.time() - journal.last_alive_s()
-    if record.roots[0] != folder or silent_s < _SILENT_S:
-        return ""
-    now, _ = file_states(record.roots, record.skipped)
-    known = [(state, now.get(path)) for path, state in record.states.items() if state.is_file]
-    if any(new is not None and _is_same(state, new) for state, new in known):
+    if record.roots[0] != folder or _lives(journal, record, say):
         return None
-    return (
-        f"a driver on {record.host} was killed in a trial whose changes in {folder} are not "
-        f"reverted here: start the flag there, or restore files from {journal.folder} and delete it"
-    )
+    now, _ = file_states(record.roots, record.skipped)
+    same = [p for p, s in record.states.items() if s.is_file and p in now and _is_same(s, now[p])]
+    roots = [root for root in record.roots if any(Path(p).is_relative_to(root) for p in same)]
+    if folder not in roots:
+        say(
+            f"a driver on {record.host} was killed in a trial whose changes in {folder} are not "
+            f"reverted here: start the flag there, or restore files from {journal.folder} and "
+            "delete it"
+        )
+        return None
+
+    def below(path: str) -> bool:
+        return any(Path(path).is_relative_to(root) for root in roots)
+
+    states = {path: state for path, state in record.states.items() if below(path)}
+    copied = {path: copy for path, copy in record.copied.items() if below(path)}
+    return replace(record, roots=roots, states=states, copied=copied)
+
+
+def _lives(journal: FileJournal, record: FilesRecord, say: Callable[[str], None]) -> bool:
+    """Return whether a driver on another host gives signs of life; it may take two minutes."""
+    first = journal.last_alive_s()
+    if journal.silent_s() < _SILENT_S:
+        say(f"waiting for signs of life of a driver on {record.host}, which has tried this folder")
+    while journal.silent_s() < _SILENT_S:
+        time.sleep(_LOOK_S)
+        if journal.last_alive_s() != first:
+            return True
+    return False
 
 
 def _is_same(state: FileState, new: FileState) -> bool:

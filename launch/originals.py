@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hvd_autosync.errors import TrialFilesError
 from hvd_autosync.launch.file_journal import FileJournal, FilesRecord, Place, this_host
-from hvd_autosync.launch.file_states import FileState, file_states
+from hvd_autosync.launch.file_states import SKIPPED, FileState, file_states
 
 _KERNEL = ("/dev", "/proc", "/run", "/sys")
 #: User ids that file systems give to files whose owner they do not tell.
@@ -94,17 +94,22 @@ class Originals:
             TrialFilesError: A file cannot be restored, or a new one cannot be moved.
         """
         lost, failed = [], []
-        self._rename_back(now, others)
+        self._restore_names(now, others)
+        #: The only copies of files that cannot be restored: they stay where the trial has put them.
+        only: dict[str, str] = {}
         for path, state in self.states.items():
             new = now.get(path)
             if not _differs(state, new) or (new is not None and new.place in others):
                 continue
             try:
                 if not self._restore(path, state, new):
-                    lost.append(f"{path} ({state.size / 1e6:.1f} MB)")
+                    found = next((name for name in now if _same_content(state, now[name])), "")
+                    only |= {found: path} if found else {}
+                    where = f"is now {found}" if found else f"{state.size / 1e6:.1f} MB"
+                    lost.append(f"{path} ({where})")
             except OSError as error:
                 failed.append(f"{path} ({error.strerror}; copy: {self.copied[path][1]})")
-        failed += self._clear(now, others, until_s)
+        failed += self._clear({p: s for p, s in now.items() if p not in only}, others, until_s)
         self.keeps_journal = bool(failed or lost)
         if failed:
             raise TrialFilesError(
@@ -121,31 +126,54 @@ class Originals:
                 f"{self._journal.folder}. {_REMEDY}",
             )
 
-    def _rename_back(self, now: dict[str, FileState], others: Collection[Place]) -> None:
+    def _restore_names(self, now: dict[str, FileState], others: Collection[Place]) -> None:
         """Give files without a copy, which a trial has only renamed, their names again.
 
-        As in the usual rotation of checkpoints, whose older one takes another name.
+        As in the usual rotation of checkpoints, whose older one takes another name. Likewise their
+        permissions.
 
         Args:
             now: As of :meth:`revert`; brought up to date.
             others: As of :meth:`revert`.
         """
         for path, state in self.states.items():
-            if not state.is_file or self._has_copy(path, state) or state.place in others:
+            new = now.get(path)
+            if not state.is_file or self._has_copy(path, state) or not _differs(state, new):
                 continue
-            if not _differs(state, now.get(path)):
-                continue
-            source = next((name for name, new in now.items() if _same_content(state, new)), "")
-            if not source:
+            if new is not None and new.place in others:
                 continue
             with contextlib.suppress(OSError):  # it counts as lost
-                if source != path:
-                    if path in now:
+                if new is None or not _same_content(state, new):
+                    source = self._new_name(state, now, others)
+                    folder = os.path.dirname(path)
+                    if not source or os.path.realpath(folder) != folder or not _is_folder(folder):
+                        continue
+                    if new is not None and new.is_folder:
+                        continue
+                    if new is not None:
                         self._move_aside(path)
-                    os.rename(source, path)
-                    del now[source]
+                    os.link(source, path)  # unlike a rename, it replaces nothing
+                    if not self._had_name(source, now):
+                        os.unlink(source)
+                        del now[source]
                 os.chmod(path, state.mode & 0o7777)
                 now[path] = self.states[path] = FileState.of(os.lstat(path))
+
+    def _new_name(
+        self, state: FileState, now: Mapping[str, FileState], others: Collection[Place]
+    ) -> str:
+        """Return the name that a trial has given to a file; empty if there is none.
+
+        Without one, it is a second name that it had before.
+        """
+        names = [n for n, s in now.items() if _same_content(state, s) and s.place not in others]
+        new = (name for name in names if not self._had_name(name, now))
+        return next(new, names[0] if names else "")
+
+    def _had_name(self, name: str, now: Mapping[str, FileState]) -> bool:
+        """Return whether a file had this name before the trial."""
+        before = self.states.get(name)
+        return before is not None and before.place[1] == now[name].place[1]
 
     def _clear(
         self, now: Mapping[str, FileState], others: Collection[Place], until_s: float
@@ -159,8 +187,8 @@ class Originals:
         """
         failed = []
         new = [path for path in now if path not in self.states and os.path.lexists(path)]
-        folders = [path for path in new if now[path].is_folder]
-        gone = {path for path in folders if os.lstat(path).st_mtime <= until_s}
+        folders = [path for path in new if now[path].is_folder and not _is_foreign(now[path])]
+        gone = [path for path in folders if _changed_s(path) <= until_s]
         for path in new:
             state = now[path]
             if state.is_folder or state.place in others or _is_foreign(state):
@@ -169,9 +197,13 @@ class Originals:
                 self._move_aside(path)
             except OSError as error:
                 failed.append(f"{path}, which was not there before ({error.strerror})")
-        for path in reversed(folders):
-            if path in gone and not _is_foreign(now[path]):
-                with contextlib.suppress(OSError):  # it is not empty
+        for path in reversed(gone):
+            with contextlib.suppress(OSError):
+                names = os.listdir(path)
+                # What was not watched goes with its folder.
+                if set(names) <= SKIPPED and not _any_in(path, others):
+                    for name in names:
+                        self._move_aside(os.path.join(path, name))
                     os.rmdir(path)
         return failed
 
@@ -238,8 +270,30 @@ def _differs(state: FileState, new: FileState | None) -> bool:
 
 def _same_content(state: FileState, new: FileState) -> bool:
     """Return whether a file is the same, though it may have another name or other permissions."""
-    same = (state.place, state.size) == (new.place, new.size)
+    same = (state.place[1], state.size) == (new.place[1], new.size)
     return new.is_file and same and state.changed_ns[0] == new.changed_ns[0]
+
+
+def _any_in(folder: str, others: Collection[Place]) -> bool:
+    """Return whether a folder has one of the files that other programs have written."""
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                if FileState.of(os.lstat(os.path.join(place, name))).place in others:
+                    return True
+    return False
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _changed_s(folder: str) -> float:
+    """Return when the entries of a folder last changed, seconds since 1970; infinite if unknown."""
+    try:
+        return os.lstat(folder).st_mtime
+    except OSError:  # it has just been removed
+        return math.inf
 
 
 def _is_foreign(state: FileState) -> bool:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -189,31 +191,96 @@ def test_what_cannot_be_put_back_starts_no_training_in_its_folder(
     assert (folder / "model.pt").read_bytes() == b"weights"
 
 
-@pytest.mark.parametrize(("lives", "same"), [(False, True), (False, False), (True, True)])
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """``elsewhere()``: let the only journal be of another host; returns it."""
+    monkeypatch.setattr(lost_trials, "_SILENT_S", 0.0)
+
+    def moved() -> Path:
+        (journal,) = journals_folder().iterdir()
+        record = json.loads((journal / "trial.json").read_text())
+        # Each host has numbers of its own for file systems.
+        for state in (*record["states"].values(), *(each[0] for each in record["copied"].values())):
+            state[1][0] += 1
+        (journal / "trial.json").write_text(json.dumps(record | {"host": "elsewhere"}))
+        return journal
+
+    return moved
+
+
+@pytest.mark.parametrize("same", [True, False])
 def test_a_trial_of_another_host_is_reverted_where_its_files_are_shared(
-    folder: Path, lives: bool, same: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path, same: bool, elsewhere: Callable[[], Path]
 ) -> None:
-    """As after a batch job was started again elsewhere; its driver may still live there."""
-    if not lives:
-        monkeypatch.setattr(lost_trials, "_SILENT_S", 0.0)
+    """As after a batch job was started again elsewhere."""
     (folder / "data").write_text("unchanged")
     _lose(folder)
-    (journal,) = journals_folder().iterdir()
-    record = json.loads((journal / "trial.json").read_text())
-    # Each host has numbers of its own for file systems.
-    for state in (*record["states"].values(), *(each[0] for each in record["copied"].values())):
-        state[1][0] += 1
-    (journal / "trial.json").write_text(json.dumps(record | {"host": "elsewhere"}))
+    journal = elsewhere()
     if not same:
         (folder / "copy").write_text("unchanged")
         (folder / "copy").replace(folder / "data")
     said: list[str] = []
     revert_lost_trials(said.append)
-    reverted = same and not lives
-    assert (folder / "model.pt").read_bytes() == (b"weights" if reverted else b"WEIGHTS")
+    assert (folder / "model.pt").read_bytes() == (b"weights" if same else b"WEIGHTS")
     assert (folder / "data").read_text() == "unchanged"
-    assert journal.exists() is not reverted
-    assert any("on elsewhere was killed" in line for line in said) is (not lives and not same)
+    assert journal.exists() is not same
+    assert any("on elsewhere was killed" in line for line in said) is not same
+
+
+def test_a_shared_script_says_nothing_of_a_local_folder(
+    folder: Path, tmp_path: Path, elsewhere: Callable[[], Path]
+) -> None:
+    """Each host has a folder of that name on a disk of its own."""
+    script = tmp_path / "home" / "train.py"
+    script.parent.mkdir()
+    script.write_text("pass")
+    driver = _DRIVER.replace('"train.py"', repr(str(script)))
+    subprocess.run([sys.executable, "-c", driver, str(tmp_path / "left")], cwd=folder)
+    journal = elsewhere()
+    for file in [*folder.iterdir()]:
+        file.unlink()
+    (folder / "model.pt").write_bytes(b"of this host")
+    said: list[str] = []
+    revert_lost_trials(said.append)
+    assert (folder / "model.pt").read_bytes() == b"of this host" and journal.exists()
+    assert not (folder / "log.txt").exists() and any("not reverted here" in line for line in said)
+
+
+def test_a_driver_on_another_host_that_lives_is_not_reverted(
+    folder: Path, elsewhere: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for, since a pod that is started again has another host name."""
+    (folder / "data").write_text("unchanged")
+    _lose(folder)
+    journal, looks = elsewhere(), 0
+    monkeypatch.setattr(lost_trials, "_SILENT_S", 120.0)
+
+    def sleep(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            os.utime(journal / "others", (time.time() + 1, time.time() + 1))
+
+    monkeypatch.setattr(lost_trials, "time", SimpleNamespace(sleep=sleep))
+    said: list[str] = []
+    revert_lost_trials(said.append)
+    assert (folder / "model.pt").read_bytes() == b"WEIGHTS" and journal.exists()
+    assert looks == 3 and "waiting for signs of life of a driver on elsewhere" in said[0]
+
+
+def test_what_was_saved_later_under_the_name_of_a_renamed_file_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "large").write_bytes(bytes(5000))
+    driver = _DRIVER.replace("print, keep", "print, copied_bytes=1000, keep").replace(
+        'os.remove("link")', 'os.rename("large", "older"); Path("large").write_text("trial")'
+    )
+    subprocess.run([sys.executable, "-c", driver, str(folder.parent / "left")], cwd=folder)
+    monkeypatch.setattr(lost_trials, "AFTERWARDS_S", 0.5)
+    time.sleep(1)
+    (folder / "large").write_text("of a later training")
+    revert_lost_trials(lambda _: None)
+    assert (folder / "large").read_text() == "of a later training"
 
 
 def test_a_damaged_journal_is_named_and_kept(folder: Path) -> None:

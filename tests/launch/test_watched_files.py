@@ -145,6 +145,52 @@ def test_a_large_file_that_a_trial_has_renamed_has_its_name_again(folder: Path, 
         shutil.rmtree(watch.said[-1].partition("moved to ")[2].partition(":")[0])
 
 
+def test_a_second_name_of_a_large_file_is_its_copy(folder: Path) -> None:
+    Path("last.pt").write_bytes(bytes(5000))
+    os.link("last.pt", "best.pt")
+    before = content(folder)
+    watch = Watch("python", "train.py", copied_bytes=1000)
+    for _ in range(2):
+        watch.files.begin("trial-0")
+        os.remove("last.pt")
+        Path("last.pt").write_bytes(b"of the trial")
+        watch.files.end()
+        assert content(folder) == before and os.path.samefile("last.pt", "best.pt")
+    watch.files.close()
+    shutil.rmtree(watch.said[-1].partition("moved to ")[2].partition(":")[0])
+
+
+def test_the_only_copy_of_a_file_stays_where_a_trial_has_put_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    """With its folder, and a link in place of that."""
+    Path("ckpt").mkdir()
+    Path("ckpt/large").write_bytes(bytes(5000))
+    watch = Watch("python", "train.py", copied_bytes=1000, keep=str(tmp_path / "left"))
+    watch.files.begin("trial-0")
+    os.rename("ckpt", "ckpt.old")
+    Path("ckpt.new").mkdir()
+    Path("ckpt").symlink_to("ckpt.new")
+    with pytest.raises(TrialFilesError, match=r"ckpt/large \(is now .*ckpt\.old/large\)"):
+        watch.files.end()
+    watch.files.close()
+    assert Path("ckpt.old/large").read_bytes() == bytes(5000)
+
+
+def test_a_new_folder_goes_with_what_is_never_watched(
+    folder: Path, tmp_path: Path, watch: Watch
+) -> None:
+    """As of a download, which a script leaves out where its folder is there."""
+    watch.files.begin("trial-0")
+    (folder / "data" / ".cache" / "files").mkdir(parents=True)
+    (folder / "data" / ".cache" / "files" / "1").touch()
+    (folder / "data" / "images").write_text("of the trial")
+    watch.files.end()
+    assert not (folder / "data").exists()
+    left = tmp_path / "left" / str(folder).lstrip("/")
+    assert (left / "data" / ".cache" / "files" / "1").exists()
+
+
 def test_other_permissions_of_a_large_file_stop_no_training(folder: Path) -> None:
     Path("large").write_bytes(bytes(5000))
     watch = Watch("python", "train.py", copied_bytes=1000)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Packages that load torch.
 _OF_TORCH = ("horovod", "torch", "torchvision")
+#: Place of the level of a relative import among ``__import__``'s arguments after the name.
+_LEVEL = 3
 
 
 def install(spec: TrialSpec) -> None:
@@ -82,7 +84,9 @@ def watch_first_import() -> None:
     def watching(imports: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
         @functools.wraps(imports)
         def watched(name: str, *arguments: Any, **options: Any) -> ModuleType:
-            if name == "hvd_autosync.torch" or name.partition(".")[0] in _OF_TORCH:
+            relative = options.get("level") or (arguments[_LEVEL:] and arguments[_LEVEL])
+            of_torch = name == "hvd_autosync.torch" or name.partition(".")[0] in _OF_TORCH
+            if of_torch and not relative:
                 if current.threads_at_import is None:
                     _note_import()
                 patches.uninstall("first import of torch")
