@@ -19,6 +19,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -155,11 +156,19 @@ class FileJournal:
         """
         (self.folder / _OTHERS).write_text("")
         if self._lock >= 0:  # else a next start could not tell whether this driver lives
-            new = self.folder / f"{_RECORD}.new"
-            new.write_text(record.to_text())
-            new.replace(self.folder / _RECORD)
+            self.write(record)
         self._sampler = _Sampler(self.folder / _OTHERS, record.roots, trial_id)
         self._sampler.start()
+
+    def write(self, record: FilesRecord) -> None:
+        """Write a record in place of the one before.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        new = self.folder / f"{_RECORD}.new"
+        new.write_text(record.to_text())
+        new.replace(self.folder / _RECORD)
 
     def others(self) -> set[Place]:
         """Return the places of files that other processes have written, as far as was seen."""
@@ -215,8 +224,12 @@ class FileJournal:
     def silent_s(self) -> float:
         """Return the seconds since that, by the clock of the file system."""
         touched = self.folder / _NOW
-        touched.touch()
-        return touched.stat().st_mtime - self.last_alive_s()
+        try:
+            touched.touch()
+            now_s = touched.stat().st_mtime
+        except OSError:  # no space is left, or its driver has just removed it
+            now_s = time.time()
+        return now_s - self.last_alive_s()
 
     def close(self, *, keep: bool = False) -> None:
         """Give the journal up, and delete it unless it is to be kept for a next start."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def revert_lost_trials(say: Callable[[str], None]) -> None:
                     errors.append(error)
                 else:
                     say(str(error))
-            keep = originals.keeps_journal or len(here.roots) < len(record.roots)
+            keep = originals.keeps_journal or _keeps_rest(journal, record, here)
         except JournalDamagedError as error:
             say(f"{journal.folder} cannot be read ({error}): restore files from it, then delete it")
         finally:
@@ -90,12 +91,40 @@ def _shared_with_here(
         )
         return None
 
+    roots = [root for root in record.roots if root in roots or _is_beside(root, record, now)]
+    if missed := [root for root in record.roots if root not in roots and os.path.lexists(root)]:
+        say(
+            f"what a trial on {record.host} has changed in {few(missed)} is not reverted here: "
+            f"check it before you train, or restore files from {journal.folder}"
+        )
+
     def below(path: str) -> bool:
         return any(Path(path).is_relative_to(root) for root in roots)
 
     states = {path: state for path, state in record.states.items() if below(path)}
     copied = {path: copy for path, copy in record.copied.items() if below(path)}
     return replace(record, roots=roots, states=states, copied=copied)
+
+
+def _is_beside(root: str, record: FilesRecord, now: Mapping[str, FileState]) -> bool:
+    """Return whether a root is on the file system of the working directory, on both hosts."""
+    one, new = record.states.get(root), now.get(root)
+    if one is None or new is None or one.place[1] != new.place[1]:
+        return False
+    before, after = record.states.get(record.roots[0]), now.get(record.roots[0])
+    together = before is not None and one.place[0] == before.place[0]
+    return together and after is not None and new.place[0] == after.place[0]
+
+
+def _keeps_rest(journal: FileJournal, record: FilesRecord, here: FilesRecord) -> bool:
+    """Return whether a journal is kept for roots of another host alone, and keep those."""
+    roots = [root for root in record.roots if root not in here.roots]
+    if roots:
+        states = {path: s for path, s in record.states.items() if path not in here.states}
+        copied = {path: c for path, c in record.copied.items() if path not in here.states}
+        with contextlib.suppress(OSError):  # no space is left
+            journal.write(replace(record, roots=roots, states=states, copied=copied))
+    return bool(roots)
 
 
 def _lives(journal: FileJournal, record: FilesRecord, say: Callable[[str], None]) -> bool:
@@ -105,9 +134,9 @@ def _lives(journal: FileJournal, record: FilesRecord, say: Callable[[str], None]
         say(f"waiting for signs of life of a driver on {record.host}, which has tried this folder")
     while journal.silent_s() < _SILENT_S:
         time.sleep(_LOOK_S)
-        if journal.last_alive_s() != first:
+        if not journal.folder.exists() or journal.last_alive_s() != first:
             return True
-    return False
+    return not journal.folder.exists()
 
 
 def _is_same(state: FileState, new: FileState) -> bool:

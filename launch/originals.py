@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import shutil
@@ -101,6 +102,9 @@ class Originals:
             new = now.get(path)
             if not _differs(state, new) or (new is not None and new.place in others):
                 continue
+            replaced = new is not None and new.is_folder and not state.is_folder
+            if replaced and (_changed_s(path) > until_s or _any_in(path, others)):
+                continue  # by another program, or by the user
             try:
                 if not self._restore(path, state, new):
                     found = next((name for name in now if _same_content(state, now[name])), "")
@@ -145,19 +149,31 @@ class Originals:
             with contextlib.suppress(OSError):  # it counts as lost
                 if new is None or not _same_content(state, new):
                     source = self._new_name(state, now, others)
-                    folder = os.path.dirname(path)
-                    if not source or os.path.realpath(folder) != folder or not _is_folder(folder):
+                    if (
+                        not source
+                        or _is_behind_link(path)
+                        or not os.path.isdir(os.path.dirname(path))
+                    ):
                         continue
                     if new is not None and new.is_folder:
                         continue
+                    keep = self._had_name(source, now)
                     if new is not None:
-                        self._move_aside(path)
-                    os.link(source, path)  # unlike a rename, it replaces nothing
-                    if not self._had_name(source, now):
-                        os.unlink(source)
+                        self._make_way(path, new, now)
+                    _rename(source, path, keep=keep)
+                    if not keep:
                         del now[source]
                 os.chmod(path, state.mode & 0o7777)
                 now[path] = self.states[path] = FileState.of(os.lstat(path))
+
+    def _make_way(self, path: str, new: FileState, now: dict[str, FileState]) -> None:
+        """Move what has the name of another file: aside, or to a name from which it is restored."""
+        if any(each.is_file and _same_content(each, new) for each in self.states.values()):
+            spare = f"{path}.before-trial"  # another name's file, which gets that again
+            _rename(path, spare)
+            now[spare] = new
+        else:
+            self._move_aside(path)
 
     def _new_name(
         self, state: FileState, now: Mapping[str, FileState], others: Collection[Place]
@@ -187,6 +203,7 @@ class Originals:
         """
         failed = []
         new = [path for path in now if path not in self.states and os.path.lexists(path)]
+        new = [path for path in new if not _is_behind_link(path)]
         folders = [path for path in new if now[path].is_folder and not _is_foreign(now[path])]
         gone = [path for path in folders if _changed_s(path) <= until_s]
         for path in new:
@@ -220,6 +237,10 @@ class Originals:
         """Restore ``path``; return whether that is possible."""
         if not self._has_copy(path, state):
             return False
+        if _is_behind_link(path):
+            raise OSError(errno.EEXIST, "its folder is now a link")
+        if new is None and not state.is_folder and os.path.lexists(path):
+            raise OSError(errno.EEXIST, "it was written meanwhile")
         _, copy = self.copied[path]
         if new is not None and new.is_folder and state.is_folder:
             os.chmod(path, state.mode & 0o7777)
@@ -284,8 +305,34 @@ def _any_in(folder: str, others: Collection[Place]) -> bool:
     return False
 
 
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
+def _is_behind_link(path: str) -> bool:
+    """Return whether a path leads through a link, perhaps to files of the user elsewhere."""
+    folder = os.path.dirname(path)
+    return os.path.realpath(folder) != folder
+
+
+def _rename(source: str, path: str, *, keep: bool = False) -> None:
+    """Give a file another name, which nothing has.
+
+    Args:
+        source: Its name.
+        path: The other one.
+        keep: Whether it keeps the first, too.
+
+    Raises:
+        OSError: Something has that name, or the file system allows neither.
+    """
+    try:
+        os.link(source, path)  # unlike a rename, it replaces nothing
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if keep or os.path.lexists(path):
+            raise
+        os.rename(source, path)
+    else:
+        if not keep:
+            os.unlink(source)
 
 
 def _changed_s(folder: str) -> float:

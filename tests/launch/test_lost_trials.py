@@ -104,6 +104,24 @@ def test_a_folder_that_was_made_later_stays_with_what_is_in_it(
     assert (folder / "empty").is_dir() and not (folder / "new").exists()
 
 
+def test_what_the_user_has_moved_behind_a_link_is_not_overwritten(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "ckpt").mkdir()
+    (folder / "ckpt" / "last.pt").write_text("before")
+    driver = _DRIVER.replace('os.remove("link")', 'Path("ckpt/last.pt").write_text("trial")')
+    subprocess.run([sys.executable, "-c", driver, str(tmp_path / "left")], cwd=folder)
+    monkeypatch.setattr(lost_trials, "AFTERWARDS_S", 0.5)
+    time.sleep(1)
+    shutil.move(folder / "ckpt", tmp_path / "ckpt")
+    (folder / "ckpt").symlink_to(tmp_path / "ckpt")
+    (tmp_path / "ckpt" / "last.pt").write_text("of a later training")
+    with pytest.raises(TrialFilesError, match=r"ckpt/last.pt \(its folder is now a link"):
+        revert_lost_trials(lambda _: None)
+    assert (tmp_path / "ckpt" / "last.pt").read_text() == "of a later training"
+    assert (folder / "model.pt").read_bytes() == b"weights", "what can be restored is"
+
+
 def test_what_was_too_large_to_be_copied_starts_no_training_until_it_is_restored(
     folder: Path,
 ) -> None:

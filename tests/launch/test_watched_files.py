@@ -177,6 +177,42 @@ def test_the_only_copy_of_a_file_stays_where_a_trial_has_put_it(
     assert Path("ckpt.old/large").read_bytes() == bytes(5000)
 
 
+def test_large_files_that_have_changed_names_have_their_own_again(folder: Path) -> None:
+    """Whatever is restored first."""
+    for name in ("last.1.pt", "last.pt", "swapped"):
+        Path(name).write_bytes(name.encode() * 500)
+    before = content(folder)
+    watch = Watch("python", "train.py", copied_bytes=1000)
+    watch.files.begin("trial-0")
+    os.rename("last.1.pt", "last.2.pt")
+    os.rename("last.pt", "last.1.pt")
+    os.rename("swapped", "last.pt")
+    os.rename("last.2.pt", "swapped")
+    watch.files.end()
+    watch.files.close()
+    assert content(folder) == before
+
+
+def test_nothing_is_restored_or_moved_behind_a_link(
+    folder: Path, tmp_path: Path, watch: Watch
+) -> None:
+    """There are files of the user, which a trial has not written."""
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "last.pt").write_text("of the user")
+    (folder / "out").symlink_to(tmp_path / "scratch")
+    watch.files.begin("trial-0")
+    os.remove("out")
+    Path("out").mkdir()
+    Path("out/last.pt").write_text("of the trial")
+    shutil.move("old/deep", tmp_path / "moved")
+    Path("old/deep").symlink_to(tmp_path / "moved")
+    (tmp_path / "moved" / "file").write_text("written there")
+    watch.files.end()
+    assert (tmp_path / "scratch" / "last.pt").read_text() == "of the user"
+    assert (tmp_path / "moved" / "file").read_text() == "written there"
+    assert Path("out").is_symlink() and Path("old/deep/file").read_text() == "deep"
+
+
 def test_a_new_folder_goes_with_what_is_never_watched(
     folder: Path, tmp_path: Path, watch: Watch
 ) -> None:
