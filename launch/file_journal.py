@@ -221,6 +221,13 @@ class FileJournal:
         except OSError:
             return 0.0
 
+    def started_s(self) -> float:
+        """Return when its driver has started, seconds since 1970."""
+        try:
+            return (self.folder / _LOCK).stat().st_mtime  # nothing is ever written to it
+        except OSError:
+            return 0.0
+
     def silent_s(self) -> float:
         """Return the seconds since that, by the clock of the file system."""
         touched = self.folder / _NOW

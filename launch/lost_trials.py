@@ -165,11 +165,13 @@ def _revert(
     # File systems may have other numbers here, or since the host has started again.
     known = originals.states
     same = {path for path in known.keys() & now.keys() if _is_same(known[path], now[path])}
+    devices = {known[path].place[0]: now[path].place[0] for path in same}
     now.update({path: known[path] for path in same})
     later = {path: state for path, state in now.items() if _changed_s(state) > limit_s}
     if left := sorted(path for path in later if later[path] != record.states.get(path)):
         say(f"left as they are, because they were changed later: {few(left)}")
-    others = journal.others() | open_for_writing(record.roots)
+    written = {(devices.get(device, device), inode) for device, inode in journal.others()}
+    others = written | open_for_writing(record.roots)
     originals.revert(now, others | {state.place for state in later.values()}, limit_s)
 
 

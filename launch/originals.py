@@ -13,7 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from hvd_autosync.errors import TrialFilesError
-from hvd_autosync.launch.file_journal import FileJournal, FilesRecord, Place, this_host
+from hvd_autosync.launch.file_journal import (
+    AFTERWARDS_S,
+    FileJournal,
+    FilesRecord,
+    Place,
+    this_host,
+)
 from hvd_autosync.launch.file_states import SKIPPED, FileState, file_states
 
 _KERNEL = ("/dev", "/proc", "/run", "/sys")
@@ -95,6 +101,7 @@ class Originals:
             TrialFilesError: A file cannot be restored, or a new one cannot be moved.
         """
         lost, failed = [], []
+        others = {*others, *self._brought(now)}
         self._restore_names(now, others)
         #: The only copies of files that cannot be restored: they stay where the trial has put them.
         only: dict[str, str] = {}
@@ -129,6 +136,24 @@ class Originals:
                 hint=f"No start trains here until you have restored it, or deleted "
                 f"{self._journal.folder}. {_REMEDY}",
             )
+
+    def _brought(self, now: Mapping[str, FileState]) -> set[Place]:
+        """Return the places of new files that are older than the driver.
+
+        A trial makes none: the user has moved, or mounted, a folder with them.
+        """
+        since_s = self._journal.started_s() - AFTERWARDS_S
+        before = [state for state in self.states.values() if state.is_file]
+        known = {(state.place[1], state.size, state.changed_ns[0]) for state in before}
+        return {
+            state.place
+            for path, state in now.items()
+            if path not in self.states
+            and not state.is_folder
+            and state.changed_ns[1] / 1e9 < since_s
+            # A trial may have renamed a folder with what it had before.
+            and (state.place[1], state.size, state.changed_ns[0]) not in known
+        }
 
     def _restore_names(self, now: dict[str, FileState], others: Collection[Place]) -> None:
         """Give files without a copy, which a trial has only renamed, their names again.

@@ -17,7 +17,7 @@ import pytest
 from hvd_autosync.commands import flag
 from hvd_autosync.engine.job_line import parse_words
 from hvd_autosync.errors import TrialFilesError
-from hvd_autosync.launch import file_journal, lost_trials
+from hvd_autosync.launch import file_journal, lost_trials, originals
 from hvd_autosync.launch.file_journal import FileJournal, journals_folder
 from hvd_autosync.launch.lost_trials import revert_lost_trials
 from hvd_autosync.launch.watched_files import WatchedFiles
@@ -102,6 +102,36 @@ def test_a_folder_that_was_made_later_stays_with_what_is_in_it(
     revert_lost_trials(lambda _: None)
     assert (folder / "runs" / "exp7" / "model.pt").read_bytes() == b"mine"
     assert (folder / "empty").is_dir() and not (folder / "new").exists()
+
+
+def test_a_folder_that_the_user_has_moved_there_since_stays(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are as old as before, and older than the driver."""
+    monkeypatch.setattr(originals, "AFTERWARDS_S", 0.0)
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "data" / "deep" / "file").write_text("mine")
+    time.sleep(0.1)
+    _lose(folder)
+    os.rename(tmp_path / "data", folder / "data")
+    revert_lost_trials(lambda _: None)
+    assert (folder / "data" / "deep" / "file").read_text() == "mine"
+    assert not (folder / "new").exists()
+
+
+def test_what_others_had_written_stays_though_file_systems_have_other_numbers(
+    folder: Path, elsewhere: Callable[[], Path]
+) -> None:
+    """As after the host has started again."""
+    (folder / "data").write_text("unchanged")
+    _lose(folder)
+    (folder / "of-another-job").write_text("done")
+    journal = elsewhere()
+    about = (folder / "of-another-job").stat()
+    (journal / "others").write_text(f"{about.st_dev + 1} {about.st_ino}\n")
+    revert_lost_trials(lambda _: None)
+    assert (folder / "of-another-job").read_text() == "done"
+    assert (folder / "model.pt").read_bytes() == b"weights"
 
 
 def test_what_the_user_has_moved_behind_a_link_is_not_overwritten(

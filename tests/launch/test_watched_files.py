@@ -4,13 +4,14 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hvd_autosync.errors import TrialFilesError
-from hvd_autosync.launch import watched_files
+from hvd_autosync.launch import originals, watched_files
 from hvd_autosync.launch.file_states import file_states
 from hvd_autosync.launch.watched_files import WatchedFiles, watched_paths
 
@@ -211,6 +212,23 @@ def test_nothing_is_restored_or_moved_behind_a_link(
     assert (tmp_path / "scratch" / "last.pt").read_text() == "of the user"
     assert (tmp_path / "moved" / "file").read_text() == "written there"
     assert Path("out").is_symlink() and Path("old/deep/file").read_text() == "deep"
+
+
+def test_a_folder_that_is_moved_there_during_a_trial_stays(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(originals, "AFTERWARDS_S", 0.0)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").write_text("mine")
+    time.sleep(0.1)
+    watch = Watch("python", "train.py", keep=str(tmp_path / "left"))
+    watch.files.begin("trial-0")
+    os.rename(tmp_path / "data", "data")
+    os.rename("old", "older")  # by the trial
+    watch.files.end()
+    watch.files.close()
+    assert Path("data/file").read_text() == "mine"
+    assert Path("old/deep/file").read_text() == "deep" and not Path("older").exists()
 
 
 def test_a_new_folder_goes_with_what_is_never_watched(
