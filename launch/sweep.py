@@ -22,6 +22,10 @@ from hvd_autosync.search_space.trial import TRAINING
 _PATIENCE_S = 5.0
 #: A process that starts a program at this moment has no environment: so often none may be seen.
 _LOOKS = 2
+#: How long a tracker of Python's, which removes semaphores that killed processes have left, may
+#: take to end by itself.
+_TRACKER_S = 1.0
+_TRACKER = b"multiprocessing.resource_tracker"
 #: Horovod's launcher gives its processes five seconds to end (``safe_shell_exec.py``).
 _TERMINATE_S = 8.0
 
@@ -117,12 +121,15 @@ def sweep(trial_id: str, *, launcher: int | None = None) -> int:
         The number of processes that were found.
     """
     killed: set[int] = set()
-    deadline = time.monotonic() + _PATIENCE_S
+    began = time.monotonic()
+    deadline = began + _PATIENCE_S
     looks = 0
     while looks < _LOOKS and time.monotonic() < deadline:
         alive = processes_of(trial_id, launcher=launcher)
         looks = 0 if alive else looks + 1
         for pid in alive:
+            if time.monotonic() < began + _TRACKER_S and _is_tracker(pid):
+                continue
             killed.add(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -130,6 +137,14 @@ def sweep(trial_id: str, *, launcher: int | None = None) -> int:
     if launcher is None:
         remove_stages(trial_id)
     return len(killed)
+
+
+def _is_tracker(pid: int) -> bool:
+    """Return whether a process tracks resources; it ends when those who use them have ended."""
+    try:
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def main() -> None:

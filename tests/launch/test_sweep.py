@@ -60,6 +60,34 @@ def test_a_process_that_starts_a_program_meanwhile_is_not_missed(
     assert killed == [4321] and not seen
 
 
+_SEMAPHORES = """
+import multiprocessing, sys
+event = multiprocessing.get_context("spawn").Event()
+for part in (event._cond._lock, event._flag):
+    print(part._semlock.name.lstrip("/"), end=" ")
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_semaphores_of_a_process_that_is_killed_go_with_it() -> None:
+    """Python's own process for that is not killed with it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SEMAPHORES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"HVD_AUTOSYNC_TRIAL_ID": "test-semaphores"},
+    )
+    assert process.stdout is not None
+    names = process.stdout.readline().decode().split()
+    files = [Path("/dev/shm") / f"sem.{name}" for name in names]
+    assert len(files) == 2 and all(file.exists() for file in files)
+    assert sweep.sweep("test-semaphores") == 1
+    process.communicate()
+    assert not any(file.exists() for file in files)
+    assert processes_of("test-semaphores") == []
+
+
 _LAUNCHER = """
 import signal, subprocess, sys
 command = ["sh", "-c", "trap '' TERM; echo; exec sleep 60"]
