@@ -127,21 +127,26 @@ def _merge(
     All members have the same plan, hence the same operations.
     """
     _, size, wire_s, *_ = whole
-    total, shape = items.size_bytes.size, items.size_bytes.shape
-    order = np.arange(shape[0])
+    # Most strategies have no such buckets.
+    some = np.flatnonzero(members.any(axis=0))
+    sizes, wires, members = items.size_bytes[:, some], items.wire_s[:, some], members[:, some]
+    total, width = sizes.size, len(some)
+    order = np.arange(len(sizes))
     if rule == "size":
-        order = np.argsort(-items.size_bytes[:, 0], kind="stable")
-    bucket = np.empty(shape, dtype=np.intp)
-    bucket[order] = _buckets(items.size_bytes[order], members[order], count, own)
-    place = (bucket * shape[1] + np.arange(shape[1]))[members]
+        order = np.argsort(-sizes[:, 0], kind="stable")
+    bucket = np.empty(sizes.shape, dtype=np.intp)
+    bucket[order] = _buckets(sizes[order], members[order], count[some], own[some])
+    place = (bucket * width + np.arange(width))[members]
     # Where an index is repeated, the last value stays: that of the gradient that arrives last.
     last = np.full(total, -1)
     last[place] = np.nonzero(members)[0]
     there = np.flatnonzero(last >= 0)
-    for values, into in ((items.size_bytes, size), (items.wire_s, wire_s)):
+    for values, into in ((sizes, size), (wires, wire_s)):
         sums = np.bincount(place, weights=values[members], minlength=total)
-        into[members] = 0.0
-        into[last[there], there % shape[1]] = sums[there]
+        merged = into[:, some]
+        merged[members] = 0.0
+        merged[last[there], there % width] = sums[there]
+        into[:, some] = merged
 
 
 def _buckets(

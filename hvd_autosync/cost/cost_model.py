@@ -118,11 +118,13 @@ class CostModel:
         """Return the steps under BSP, up to the coefficients."""
         items, host_s = None, np.zeros(len(columns))
         after_s, deferrable = np.zeros((2, len(columns)))
+        waits = (columns.words("order") == "priority") & ~columns.replicated
         local = columns.rounds()
         device = "accelerator" if self._resources.has_gpu else "cpu"
         if self._resources.world_size > 1 and len(self._gradients.size_bytes):
             items, after_s, passes = self._items(columns)
-            deferrable = deferrable_share(self._gradients, columns, self._resources)
+            if waits.any():
+                deferrable = deferrable_share(self._gradients, columns, self._resources)
             large = int((self._gradients.classes == LARGE).sum())
             slices = large * (columns.numbers("large_slices") - 1)
             sent = (items.size_bytes > 0).sum(axis=0) + slices
@@ -130,7 +132,6 @@ class CostModel:
             averaged = np.where(local > 1, over_all, 0.0)
             host_s = ((passes + averaged) * PASS_S_PER_BYTE + sent * ITEM_S) / local
         loop = self._loop(columns)
-        waits = (columns.words("order") == "priority") & ~columns.replicated
         fused = np.minimum(loop.fusion_bytes / max(float(self._gradients.size_bytes.sum()), 1.0), 1)
         return Prepared(
             items,
