@@ -131,12 +131,15 @@ def _lives(journal: FileJournal, record: FilesRecord, say: Callable[[str], None]
     """Return whether a driver on another host gives signs of life; it may take two minutes."""
     first = journal.last_alive_s()
     if journal.silent_s() < _SILENT_S:
-        say(f"waiting for signs of life of a driver on {record.host}, which has tried this folder")
+        say(
+            f"a driver on {record.host} may still run a trial in {record.roots[0]}: waiting for a "
+            "sign of that, two minutes at most"
+        )
     while journal.silent_s() < _SILENT_S:
         time.sleep(_LOOK_S)
         if not journal.folder.exists() or journal.last_alive_s() != first:
             return True
-    return not journal.folder.exists()
+    return not journal.folder.exists() or journal.record() is None  # it has ended its trial
 
 
 def _is_same(state: FileState, new: FileState) -> bool:
@@ -157,8 +160,8 @@ def _revert(
     """
     await_trials_in(record.roots[0], _LAST_PROCESSES_S)
     say(
-        "an earlier driver was killed in a trial, or could not revert it: what that has changed in "
-        f"{', '.join(record.roots)} is reverted"
+        "an earlier driver was killed in a trial, or could not revert one: what the trial has "
+        f"changed in {', '.join(record.roots)} is reverted"
     )
     limit_s = journal.last_alive_s() + AFTERWARDS_S
     now, _ = originals.scan()

@@ -104,7 +104,7 @@ class Originals:
         others = {*others, *self._brought(now)}
         self._restore_names(now, others)
         #: The only copies of files that cannot be restored: they stay where the trial has put them.
-        only: dict[str, str] = {}
+        only: set[str] = set()
         for path, state in self.states.items():
             new = now.get(path)
             if not _differs(state, new) or (new is not None and new.place in others):
@@ -115,7 +115,7 @@ class Originals:
             try:
                 if not self._restore(path, state, new):
                     found = next((name for name in now if _same_content(state, now[name])), "")
-                    only |= {found: path} if found else {}
+                    only.add(found)
                     where = f"is now {found}" if found else f"{state.size / 1e6:.1f} MB"
                     lost.append(f"{path} ({where})")
             except OSError as error:

@@ -313,7 +313,27 @@ def test_a_driver_on_another_host_that_lives_is_not_reverted(
     said: list[str] = []
     revert_lost_trials(said.append)
     assert (folder / "model.pt").read_bytes() == b"WEIGHTS" and journal.exists()
-    assert looks == 3 and "waiting for signs of life of a driver on elsewhere" in said[0]
+    assert looks == 3 and "a driver on elsewhere may still run a trial" in said[0]
+
+
+def test_a_driver_on_another_host_that_ends_its_trial_meanwhile_has_reverted_it(
+    folder: Path, elsewhere: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "data").write_text("unchanged")
+    _lose(folder)
+    journal = elsewhere()
+    monkeypatch.setattr(FileJournal, "silent_s", lambda _: 0.0 if looks < 2 else 600.0)
+    monkeypatch.setattr(lost_trials, "_SILENT_S", 120.0)
+    looks = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        (journal / "trial.json").unlink(missing_ok=True)
+
+    monkeypatch.setattr(lost_trials, "time", SimpleNamespace(sleep=sleep))
+    revert_lost_trials(lambda _: None)
+    assert (folder / "model.pt").read_bytes() == b"WEIGHTS", "what the user has written since"
 
 
 def test_what_was_saved_later_under_the_name_of_a_renamed_file_stays(
