@@ -95,6 +95,8 @@ class Guard(JoinHook):
         self._warned = False
         #: Why a loss was not accepted while some rank waited in ``join()``.
         self._owed = ""
+        #: Whether this rank has loaded a checkpoint, and not all ranks have started over since.
+        self._loaded = False
         #: All ranks fall back with their first step after this one; ``None``: they do not.
         self._due_after: int | None = None
         self._lock = threading.Lock()
@@ -148,7 +150,7 @@ class Guard(JoinHook):
         self._before_at_average, self._at_average = self._at_average, average
         if self._due_after is not None and self.step > self._due_after:
             self._due_after = None
-            if self._all_present():
+            if self._may_fall_back():
                 return False
             self._owed, self.verdict = self.verdict, ""
         return self.step // LOSS_WINDOW == window or self._test_window()
@@ -196,6 +198,10 @@ class Guard(JoinHook):
         if waiting:
             self._begin_windows()
 
+    def on_load(self) -> None:
+        """The script has loaded a checkpoint on this rank: losses may be higher from now on."""
+        self._loaded = self._loaded or self.step > 0
+
     def forget_prediction(self) -> None:
         """Test without a prediction, as several optimizers with losses require."""
         with self._lock:
@@ -238,11 +244,13 @@ class Guard(JoinHook):
         """
         self._all, self._of_averages, self._made = _Sum(), _Sum(), 0
         tests = self._envelope, self._of_some
-        own = json.dumps([each.to_json() for each in tests])
-        seen = [*map(json.loads, gather_texts(own, f"{self._name}.tests"))]
+        own = json.dumps([self._loaded, *(each.to_json() for each in tests)])
+        loaded, *seen = zip(*map(json.loads, gather_texts(own, f"{self._name}.tests")), strict=True)
         with self._lock:
             for place, each in enumerate(tests):
-                each.take(max((s[place] for s in seen), key=lambda of: int(of["windows"])))
+                each.take(max(seen[place], key=lambda of: int(of["windows"])))
+        if any(loaded):
+            self._start_over()
 
     def settle(self) -> None:
         """Wait for the sum that is under way, and keep it: nothing may be then."""
@@ -258,7 +266,10 @@ class Guard(JoinHook):
         total = self._exchange()
         if total is None:
             return True
-        loss, count, loss_of_averages, count_of_averages, several, ranks, made = total
+        loss, count, loss_of_averages, count_of_averages, several, ranks, made, loaded = total
+        if loaded:
+            self._start_over()
+            return True
         of_all = ranks == size()
         if not count:
             if of_all:
@@ -284,28 +295,48 @@ class Guard(JoinHook):
             wrong = self._envelope.accepts_average(mean, count_of_averages, count)
         if not wrong or not self._snapshots.steps:
             return True
-        if not self._all_present():  # all others have the same result
+        if not self._may_fall_back():  # all others have the same result
             self._owed = wrong
             return True
         self.verdict = wrong
         self.keeps = mean < self._losses.get(self._healthy_step, -math.inf)
         return False
 
-    def _all_present(self) -> bool:
-        """Return whether no rank has entered ``join()``; a collective of the others."""
-        here = torch.ones(1, dtype=torch.int64, device="cpu")
-        present = allreduce(here, op=Sum, name=f"{self._name}.verdict")
-        return bool(present.item() == size())
+    def _may_fall_back(self) -> bool:
+        """Return whether no rank has entered ``join()``; a collective of the others.
+
+        None may have loaded a checkpoint either: snapshots are of what it has discarded.
+        """
+        here = torch.tensor([1, self._loaded], dtype=torch.int64, device="cpu")
+        present, loaded = allreduce(here, op=Sum, name=f"{self._name}.verdict").tolist()
+        return present == size() and not loaded
+
+    def _start_over(self) -> None:
+        """Forget losses and snapshots: the script has loaded a checkpoint; on all ranks."""
+        _LOG.debug("step %d: a checkpoint was loaded, the guard starts over", self.step)
+        self._loaded, self._owed, self._losses = False, "", {}
+        self._snapshots.forget()
+        with self._lock:
+            self._prediction = None
+            for each in (self._envelope, self._of_some):
+                each.start_over()
 
     def _exchange(self) -> list[float] | None:
         """Return what all ranks know of the window before the last, and send the last window's.
 
-        These are sums and counts of losses, the number of ranks with several, that of ranks, and
-        that of their steps.
+        These are sums and counts of losses, the number of ranks with several, that of ranks, that
+        of their steps, and the number of ranks that have loaded a checkpoint.
         """
         arrived = None
         sums = torch.tensor(
-            [*self._all.taken(), *self._of_averages.taken(), self._several, 1, self._made],
+            [
+                *self._all.taken(),
+                *self._of_averages.taken(),
+                self._several,
+                1,
+                self._made,
+                self._loaded,
+            ],
             dtype=torch.float64,
             device="cpu",
         )

@@ -18,6 +18,7 @@ from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.guard.guard import Guard, sums_under_way
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.runtime.patches.checkpoints import call_on_checkpoint
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LOSS_WINDOW
 
 #: This many rounds of local steps must have predicted losses if rounds are longer than this many
@@ -68,6 +69,7 @@ class LossGuardHandler:
     def __init__(self) -> None:
         self.guard: Guard | None = None
         self._optimizer: Callable[[], Any] = lambda: None
+        self._sees_loads = False
         self._seen = 0
         self._warned = False
 
@@ -88,6 +90,9 @@ class LossGuardHandler:
             watch_backward(current.losses)
         self._optimizer = weakref.ref(optimizer)
         self.guard = _new_guard(name)
+        if not self._sees_loads:
+            self._sees_loads = True
+            call_on_checkpoint(optimizer, self._on_load)
 
     def stepped(self, method: Guarded, step: int | None) -> None:
         """A step with a barrier was made; a collective after each window.
@@ -170,6 +175,10 @@ class LossGuardHandler:
         if self.guard is not None:
             self.guard.settle()
         self.guard = None
+
+    def _on_load(self) -> None:
+        if self.guard is not None:
+            self.guard.on_load()
 
     def _take_snapshot(self, guard: Guard) -> None:
         optimizer = self._optimizer()

@@ -146,6 +146,16 @@ class LossEnvelope:
         """Test without the prediction from now on."""
         self._prediction = LossPrediction()
 
+    def start_over(self) -> None:
+        """Know nothing of the losses so far, and test without the prediction.
+
+        That counts as a window: of several ranks' tests these have seen most then.
+        """
+        new = LossEnvelope()
+        new.windows = self.windows + 1
+        self.take(new.to_json())
+        self.forget_prediction()
+
     def _as_predicted(self, mean: float, window: int) -> str:
         levels, deviations = self._prediction.levels, self._prediction.deviations
         if window >= len(levels):

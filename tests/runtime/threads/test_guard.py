@@ -327,6 +327,65 @@ def test_a_loss_that_rises_counts_though_a_rank_is_away_most_of_the_time(
     assert ThreadRanks(2, seed=1).run(body) == [11, 11]
 
 
+@pytest.mark.parametrize("loaded_at", [50, 8 * _WINDOW, 41])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_after_a_checkpoint_was_loaded_the_loss_may_be_that_of_the_checkpoint(
+    loaded_at: int, uneven: bool, wrapped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only rank 0 loads it, as scripts do. Nothing of what was discarded is restored later."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+
+    def body() -> tuple[int, int]:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([parameter], lr=1.0)
+        guard, losses = Guard("own", LossPrediction((1.0,) * 40, (0.05,) * 40)), Losses()
+        for step in range(40 * _WINDOW):
+            broken = step >= 30 * _WINDOW
+            losses.seen(torch.tensor(math.nan if broken else 1.0 if step < loaded_at else 9.0))
+            parameter.grad = torch.tensor([-1.0])
+            optimizer.step()
+            if not guard.stepped(losses):
+                return guard.step, guard.restore(optimizer)
+            if step + 1 == loaded_at:
+                if rank() == 0:
+                    guard.on_load()
+                if uneven:
+                    join()
+            if guard.wants_snapshot:
+                guard.take_snapshot(optimizer)
+        return -1, -1
+
+    steps, restored = zip(*ThreadRanks(2, seed=1).run(body), strict=True)
+    assert steps[0] == steps[1] > 30 * _WINDOW
+    assert restored[0] == restored[1] > loaded_at
+
+
+def test_ranks_start_over_together_though_one_was_away_meanwhile(
+    wrapped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+
+    def body() -> list[int]:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([parameter], lr=1.0)
+        guard, losses, rejected = Guard("own"), Losses(), []
+        for epoch in range(4):
+            for step in range(10 * _WINDOW if rank() or epoch != 1 else 2):
+                losses.seen(torch.tensor(9.0 if epoch else 1.0))
+                parameter.grad = torch.tensor([-1.0])
+                optimizer.step()
+                if epoch == 1 and step == 5:
+                    guard.on_load()  # on the rank that goes on
+                if not guard.stepped(losses):
+                    rejected.append(epoch)
+                elif guard.wants_snapshot:
+                    guard.take_snapshot(optimizer)
+            join()
+        return rejected
+
+    assert ThreadRanks(2, seed=1).run(body) == [[], []]
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_less_than_half_a_window_is_tested_for_numbers_alone(
     steps: int, wrapped: Any, monkeypatch: pytest.MonkeyPatch

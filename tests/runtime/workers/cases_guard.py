@@ -1,6 +1,7 @@
 """The guard: what leaves its band ends a lossy strategy on all ranks; what does not, goes on."""
 
 import contextlib
+import copy
 import io
 import json
 import math
@@ -83,6 +84,21 @@ def case_a_loss_that_rises_ends_a_codec():
         assert all(bucket.codec is None for bucket in exchange_of(optimizer).dispatcher.buckets)
         assert together(model)
     assert bool(said.getvalue()) == (hvd.rank() == 0)
+
+
+def case_a_loss_may_rise_to_that_of_a_checkpoint():
+    with real_training() as said:
+        model, optimizer = local(None, plan=CODED)
+        train(model, optimizer, WINDOW)
+        saved = copy.deepcopy(optimizer.state_dict())
+        train(model, optimizer, 6 * WINDOW)
+        if hvd.rank() == 0:
+            optimizer.load_state_dict(saved)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        train(model, optimizer, 6 * WINDOW, lambda number: 100.0)
+        assert guard_of(optimizer) is not None and not said.getvalue()
+        train(model, optimizer, 3 * WINDOW, lambda number: math.nan)
+        assert guard_of(optimizer) is None and together(model)
 
 
 def case_a_window_may_end_right_before_join():
