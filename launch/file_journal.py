@@ -34,6 +34,7 @@ from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
 AFTERWARDS_S = 30.0
 _INTERVAL_S = 1.0
 _FOLDER, _LOCK, _HOST, _RECORD, _OTHERS = "journals", "lock", "host", "trial.json", "others"
+_CLAIM = "claim"
 _NOW = "now"
 #: Of the name of a journal whose lock nobody holds yet.
 _NEW = "new-"
@@ -159,6 +160,34 @@ class FileJournal:
             self.write(record)
         self._sampler = _Sampler(self.folder / _OTHERS, record.roots, trial_id)
         self._sampler.start()
+
+    def claim(self, folder: str) -> str:
+        """Claim a working directory for the trials of this driver.
+
+        Of two that claim at once neither may have it.
+
+        Args:
+            folder: Its real path.
+
+        Returns:
+            This folder, one in it, or one that it is in, if the driver of another journal has
+            claimed that, and lives; "": it is claimed now.
+        """
+        if self._lock < 0:
+            return ""  # a file system without locks, or no data folder: none is seen
+        own = Path(folder)
+        (self.folder / _CLAIM).write_text(folder, errors="surrogateescape")
+        for other in self.folder.parent.iterdir():
+            with contextlib.suppress(OSError):  # its driver has just ended
+                claimed = Path((other / _CLAIM).read_text(errors="surrogateescape"))
+                apart = not (own.is_relative_to(claimed) or claimed.is_relative_to(own))
+                if other == self.folder or apart:
+                    continue
+                try:
+                    os.close(_locked(other))  # its driver was killed
+                except BlockingIOError:
+                    return str(claimed)
+        return ""
 
     def write(self, record: FilesRecord) -> None:
         """Write a record in place of the one before.

@@ -39,7 +39,8 @@ class WatchedFiles:
         copied_bytes: Most bytes to copy.
 
     Raises:
-        TrialFilesError: There is no folder for the copies.
+        TrialFilesError: There is no folder for the copies, or another job is being tuned in the
+            working directory.
     """
 
     def __init__(
@@ -59,6 +60,13 @@ class WatchedFiles:
                 f"may change: {error.strerror}",
                 hint="Set XDG_DATA_HOME or TMPDIR to a folder that you may write to.",
             ) from None
+        if claimed := self._journal.claim(self._roots[0]):
+            self._journal.close()
+            raise TrialFilesError(
+                f"another job is being tuned in {claimed}; here files of trials cannot be private, "
+                "so each job would take the other's files for those of its own trials",
+                hint="Wait until it has ended, or start this one in a folder of its own.",
+            )
         owned = {os.path.realpath(path) for path in own}
         self._originals = Originals(self._journal, self._roots, owned, keep, say)
         free = shutil.disk_usage(self._journal.folder).free

@@ -55,6 +55,29 @@ def content(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.parametrize("below", [".", "old/deep", ".."])
+def test_two_jobs_are_not_tuned_in_one_folder(
+    below: str, folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder / below)
+    with pytest.raises(TrialFilesError, match=f"tuned in {folder}; here files of trials cannot"):
+        Watch("python", "train.py")
+    watch.files.close()
+    Watch("python", "train.py").files.close()
+
+
+def test_a_folder_whose_driver_was_killed_or_that_is_beside_it_is_free(
+    folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "run2").mkdir()
+    monkeypatch.chdir(folder.parent / "run2")
+    Watch("python", "train.py").files.close()
+    monkeypatch.chdir(folder)
+    os.close(watch.files._journal._lock)  # as the kernel does
+    watch.files._journal._lock = -1
+    Watch("python", "train.py").files.close()
+
+
 def test_everything_is_as_it_was_after_each_trial(
     folder: Path, tmp_path: Path, watch: Watch
 ) -> None:
