@@ -26,7 +26,7 @@ def log_trial(study: Study, trial: TrialRecord) -> None:
     if trial.number == 0:
         command = " ".join(study.record.command)
         mlflow.set_tags({"autosync.study": study.study_id, "autosync.command": command})
-    step_time = trial.result.step_time if trial.result is not None else None
+    step_time = trial.step_time
     if step_time is not None:  # a strategy that failed has none
         mlflow.log_metric("step_ms", 1e3 * step_time.mean_s, step=trial.number)
     knobs = ", ".join(f"{name}={value}" for name, value in trial.strategy.items())

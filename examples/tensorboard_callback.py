@@ -35,7 +35,7 @@ class TensorBoard:
         """Write down one trial that has ended."""
         knobs = ", ".join(f"{name}={value}" for name, value in trial.strategy.items())
         self._writer.add_text("autosync/strategy", f"{trial.kind}: {knobs}", trial.number)
-        step_time = trial.result.step_time if trial.result is not None else None
+        step_time = trial.step_time
         if step_time is not None:  # a strategy that failed has none
             self._fastest_s = min(self._fastest_s, step_time.mean_s)
             self._writer.add_scalar("autosync/step_ms", 1e3 * step_time.mean_s, trial.number)

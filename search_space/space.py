@@ -112,6 +112,14 @@ class SearchSpace:
             return Strategy()
         return self._assemble({**{k.name: k.default for k in self.knobs}, **strategy})
 
+    def holds(self, strategy: Mapping[str, Value]) -> bool:
+        """Return whether ``strategy`` lies in the space."""
+        try:
+            self.complete(strategy)
+        except SpaceError:
+            return False
+        return True
+
     def excludes(self, strategy: Mapping[str, Value]) -> bool:
         """Return whether ``strategy`` is the unchanged job, which restrictions exclude."""
         return not strategy and not self.holds_job

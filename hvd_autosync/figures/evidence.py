@@ -112,5 +112,5 @@ def _without_space(study: StudyRecord) -> StudyError:
 
 def step_ms(trial: TrialRecord) -> float:
     """Milliseconds of a step in a trial; NaN if it was not measured."""
-    time_s = trial.result.step_time if trial.result is not None else None
+    time_s = trial.step_time
     return math.nan if time_s is None else 1e3 * time_s.mean_s

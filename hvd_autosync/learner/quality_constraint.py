@@ -20,7 +20,6 @@ import numpy.typing as npt
 import torch
 from scipy.stats import norm
 
-from hvd_autosync.errors import SpaceError
 from hvd_autosync.learner.conditioning import Conditioning
 from hvd_autosync.learner.harshness import MOST, harshness
 from hvd_autosync.learner.numerics import isolated
@@ -68,7 +67,7 @@ class QualityConstraint:
         verdicts = list(zip(judged, violation, strict=True))
         self._admitted = [strategy for strategy, excess in verdicts if excess <= 1.0]
         self._refused = [strategy for strategy, excess in verdicts if excess > 1.0]
-        self._refused += [strategy for strategy in refused if _lies_in(space, strategy)]
+        self._refused += [strategy for strategy in refused if space.holds(strategy)]
         self._closed = closed
         values = np.clip(np.array(violation, dtype=np.float64), _LEAST, MOST) - self._judged[:, -1]
         covariance = self._covariance(self._judged, self._judged) + _NOISE**2 * np.eye(len(values))
@@ -134,14 +133,6 @@ class QualityConstraint:
         covariance: FloatArray = _SENSITIVITY**2 * np.outer(here, there)
         covariance += np.outer(_spread(here), _spread(there)) * np.exp(-distance)
         return covariance
-
-
-def _lies_in(space: SearchSpace, strategy: Strategy) -> bool:
-    try:
-        space.complete(strategy)
-    except SpaceError:
-        return False
-    return True
 
 
 def _spread(expected: FloatArray) -> FloatArray:

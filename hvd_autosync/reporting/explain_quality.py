@@ -83,7 +83,7 @@ def _step_s(
     """Seconds of a step of each strategy in its whole quality trials, by their seed."""
     seconds: dict[Strategy, dict[float, float]] = {}
     for trial in trials:
-        time = trial.result.step_time if trial.result else None
+        time = trial.step_time
         whole = trial.result is not None and trial.result.status is not TrialStatus.CUT_SHORT
         if trial.kind == "quality" and time is not None and whole:
             seed = trial.info_number("seed")

@@ -214,7 +214,7 @@ def _restricted(study: StudyRecord, space: SearchSpace, trials: list[TrialRecord
         if knob.name in default and default[knob.name] != usual.get(knob.name, default[knob.name])
     ]
     measured = next((t for t in trials if not t.strategy and t.result), None)
-    time = measured.result.step_time if measured and measured.result else None
+    time = measured.step_time if measured else None
     job_s = seconds_text(time.mean_s if time else math.nan)
     values = f" with {', '.join(moved)}" if moved else ""
     return f"Your restricted default is the job{values}. The unchanged job: {job_s} per step."

@@ -60,7 +60,7 @@ def trials_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
     study = with_knob_order(study, trials)
     table = plain_table("trial", "kind", "step time", "speed-up", "status", "strategy")
     for trial, speedup in zip(trials, speedups(study, trials), strict=True):
-        time = trial.result.step_time if trial.result else None
+        time = trial.step_time
         table.add_row(
             str(trial.number),
             trial.kind,

@@ -42,7 +42,6 @@ class PlainProgress:
         """See :class:`hvd_autosync.engine.tuning.Listener`; nothing to print."""
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.start(study)
         settings = study.settings
         again = f" resumes after {amount(len(self._tuning.ended), 'trial')}" if resumed else ""
@@ -62,24 +61,19 @@ class PlainProgress:
         """See :class:`hvd_autosync.engine.tuning.Listener`; a notice was printed already."""
 
     def on_ask_start(self, study: AskTellStudy) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.waiting()
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.begin(study, trial)
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`; prints only possible problems."""
         if hint := self._tuning.hint(trial, progress):
             self._print(hint)
 
     def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._print(trial_line(self._tuning.end(study, trial, result)))
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         spent, count = span_text(self._tuning.spent_s), len(self._tuning.ended)
         self._print(
             f"study {study.study_id} ended after {amount(count, 'trial')} in {spent}: "
@@ -87,11 +81,9 @@ class PlainProgress:
         )
 
     def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._print(forecast_text(forecast))
 
     def on_notice(self, text: str) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._print(text)
 
     def close(self) -> None:

@@ -44,43 +44,33 @@ class GuardedProgress:
         return isinstance(self._display, WidgetProgress)
 
     def on_wait(self, elapsed_s: float) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_wait(elapsed_s))
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_study_start(study, resumed=resumed))
 
     def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_links_progress(study, progress))
 
     def on_ask_start(self, study: AskTellStudy) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_ask_start(study))
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_trial_start(study, trial))
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_trial_progress(study, trial, progress))
 
     def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_trial_end(study, trial, result))
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_study_end(study, conclusion))
 
     def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_forecast(study, forecast))
 
     def on_notice(self, text: str) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_notice(text))
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ def confirmed_step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[
     """
     times: dict[Strategy, list[StepTime]] = {}
     for trial in trials:
-        time = trial.result.step_time if trial.result else None
+        time = trial.step_time
         if trial.kind == "confirm" and time is not None:
             times.setdefault(space.complete(trial.strategy), []).append(time)
     default = times.get(space.default, [])
@@ -73,7 +73,7 @@ def runner_ups(
     trials = [trial for trial in at_one_speed(trials) if trial.number not in superseded]
     explored: dict[Strategy, tuple[TrialRecord, StepTime]] = {}
     for trial in trials:
-        time = trial.result.step_time if trial.result else None
+        time = trial.step_time
         if trial.kind != "confirm" and time is not None:
             explored.setdefault(space.complete(trial.strategy), (trial, time))
     if space.default not in explored:

@@ -60,7 +60,6 @@ class TerminalProgress:
         """See :class:`hvd_autosync.engine.tuning.Listener`; nothing to draw."""
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self.close()
         self._clear()
         self._tuning.start(study)
@@ -72,24 +71,20 @@ class TerminalProgress:
         self._live.start()
 
     def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
             self._draw(study, Text(f"measuring links, {span_text(progress.elapsed_s)}"))
 
     def on_ask_start(self, study: AskTellStudy) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.waiting()
         self._table = trials_so_far(self._tuning.ended)
         self._draw(study, Text("choosing the next strategy"))
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.begin(study, trial)
         self._phase = ""
         self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if hint := self._tuning.hint(trial, progress):
             self.on_notice(hint)
         due = time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S
@@ -98,11 +93,9 @@ class TerminalProgress:
             self._draw(study, self._running(study, trial, progress))
 
     def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`; drawn with the next trial."""
         self._tuning.end(study, trial, result)
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         trials = amount(len(self._tuning.ended), "trial")
         spent = span_text(self._tuning.spent_s)
         self._live.update(
@@ -114,11 +107,9 @@ class TerminalProgress:
         self.close()
 
     def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self.on_notice(forecast_text(forecast))
 
     def on_notice(self, text: str) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`; printed above the live display."""
         self._console.print(f"hvd-autosync: {text}")
 
     def close(self) -> None:

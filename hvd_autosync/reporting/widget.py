@@ -104,13 +104,11 @@ class WidgetProgress:
         vars(self._stop.comm).pop("_reply_subshell_id", None)
 
     def on_wait(self, elapsed_s: float) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._activity.value = f"the training starts, {span_text(elapsed_s)}"
         if self._stopped:
             raise StopRequested("")
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.start(study)
         self._drawn_at, self._ended = -math.inf, False
         self._bar.value, self._bar.bar_style = 0.0, ""
@@ -123,25 +121,21 @@ class WidgetProgress:
         self._raise_if_stopped(study)
 
     def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
             self._draw(study, f"measuring links, {span_text(progress.elapsed_s)}")
             self._raise_if_stopped(study)
 
     def on_ask_start(self, study: AskTellStudy) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.waiting()
         self._draw(study, "choosing the next strategy")
         self._raise_if_stopped(study)
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.begin(study, trial)
         self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
         self._raise_if_stopped(study)
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if hint := self._tuning.hint(trial, progress):
             self.on_notice(hint)
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
@@ -149,12 +143,10 @@ class WidgetProgress:
             self._raise_if_stopped(study)
 
     def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._tuning.end(study, trial, result)
         self._trials.value = trials_html(self._tuning.ended)
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._ended = True
         count, spent = len(self._tuning.ended), span_text(self._tuning.spent_s)
         self._bar.value, self._bar.bar_style = 1.0, "success"
@@ -163,11 +155,9 @@ class WidgetProgress:
         self._best.value = f"<b>{printable_html(answer_line(study.record))}</b>"
 
     def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self.on_notice(forecast_text(forecast))
 
     def on_notice(self, text: str) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._notices.value += f"<div style='{_DIM}'>{printable_html(text)}</div>"
 
     def close(self) -> None:

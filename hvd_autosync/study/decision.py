@@ -198,7 +198,7 @@ class Decision:
         """Return what was measured; a trial that ran out of time too early has not failed."""
         found = []
         for trial in confirming:
-            time_s = trial.result.step_time if trial.result is not None else None
+            time_s = trial.step_time
             if time_s is not None or not self._ran_out(trial):
                 strategy = self._space.complete(trial.strategy)
                 found.append(Measurement(strategy, time_s, running=trial.result is None))

@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space import SearchSpace, Strategy, Task, TrialResult
+from hvd_autosync.search_space import SearchSpace, StepTime, Strategy, Task, TrialResult
 from hvd_autosync.search_space.records import Record, stored_as
 
 if TYPE_CHECKING:
@@ -138,6 +138,11 @@ class TrialRecord(Record):
     told_at: str | None
     info: dict[str, Any]
     result: TrialResult | None
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """Its step time; ``None`` if none was measured."""
+        return None if self.result is None else self.result.step_time
 
     def info_number(self, name: str) -> float:
         """Return the number ``name`` in :attr:`info`; NaN if there is none."""

@@ -58,9 +58,6 @@ def speedups(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[float]:
     """
     compared = Speedups()
     return [
-        compared.take(
-            trial.result.step_time if trial.result else None,
-            default=is_default(study.space, trial.kind, trial.strategy),
-        )
+        compared.take(trial.step_time, default=is_default(study.space, trial.kind, trial.strategy))
         for trial in trials
     ]

@@ -35,8 +35,14 @@ _MEMORY = 32
 _EXPECTED_NOISE, _EXPECTATION_WEIGHT = 0.1, 8.0
 #: The median of the magnitude of a normal deviate of standard deviation 1.
 _NORMAL_MEDIAN = 0.6745
-#: Factor of ``enter`` for the longer test.
-_PATIENCE = 4
+#: Smallest ratio of a straggler's compute time to that of the others, as a logarithm.
+_MARGIN = math.log(1.25)
+#: Smallest distance from one other rank, in deviations of the noise.
+_DEVIATIONS = 5.0
+#: Windows that make a straggler, or end one.
+_WINDOWS = 4
+#: Windows of the longer test.
+_MORE_WINDOWS = 4 * _WINDOWS
 
 
 class Detector:
@@ -44,37 +50,20 @@ class Detector:
 
     Args:
         ranks: The number of ranks.
-        margin: Smallest ratio of a straggler's compute time to that of the others.
-        deviations: Smallest distance from one other rank, in deviations of the noise; a little more
-            with many ranks, of which the slowest is further off.
-        enter: Windows that make a straggler.
-        leave: Windows that end a straggler.
 
     Attributes:
         slow: The current stragglers.
         noise: Standard deviation of e of a rank that is like the others.
     """
 
-    def __init__(
-        self,
-        ranks: int,
-        *,
-        margin: float = 1.25,
-        deviations: float = 5.0,
-        enter: int = 4,
-        leave: int = 4,
-    ) -> None:
+    def __init__(self, ranks: int) -> None:
         self.slow: frozenset[int] = frozenset()
         self.noise = _EXPECTED_NOISE
-        self._margin = math.log(margin)
-        # Keeps the rate of false alarms for any number of ranks: the tail of a normal deviate z is
-        # about exp(-z^2 / 2).
-        self._deviations = math.sqrt(deviations**2 + 2 * math.log(max(ranks, 2) / 2))
-        self._enter, self._leave = enter, leave
+        # Of many ranks the slowest is further off. This keeps the rate of false alarms for any
+        # number of them: the tail of a normal deviate z is about exp(-z^2 / 2).
+        self._deviations = math.sqrt(_DEVIATIONS**2 + 2 * math.log(max(ranks, 2) / 2))
         #: For each rank: e of the last windows, and e of the very last one.
-        self._recent: list[deque[float]] = [
-            deque(maxlen=max(_PATIENCE * enter, leave)) for _ in range(ranks)
-        ]
+        self._recent: list[deque[float]] = [deque(maxlen=_MORE_WINDOWS) for _ in range(ranks)]
         self._before: list[float | None] = [None] * ranks
         #: For each window: the median change of e since the one before.
         self._changes: deque[float] = deque(maxlen=_MEMORY)
@@ -103,26 +92,24 @@ class Detector:
         return bool(recent) and recent[-1] > self._upper(1)
 
     def _falls_behind(self, recent: list[float]) -> bool:
-        last = recent[-self._enter :]
-        if len(last) < self._enter or _mean(last, 2 * self._upper(1)) <= self._margin:
+        last = recent[-_WINDOWS:]
+        if len(last) < _WINDOWS or _mean(last, 2 * self._upper(1)) <= _MARGIN:
             return False
-        if min(last) >= self._margin / 2 and self._is_above(last):
+        if min(last) >= _MARGIN / 2 and self._is_above(last):
             return True
-        return len(recent) >= _PATIENCE * self._enter and self._is_above(
-            recent[-_PATIENCE * self._enter :]
-        )
+        return len(recent) >= _MORE_WINDOWS and self._is_above(recent[-_MORE_WINDOWS:])
 
     def _is_above(self, last: list[float]) -> bool:
         upper = self._upper(len(last))
-        return _mean(last, 2 * self._upper(self._enter)) > upper
+        return _mean(last, 2 * self._upper(_WINDOWS)) > upper
 
     def _recovers(self, recent: list[float]) -> bool:
-        last = recent[-self._leave :]
-        enough = len(last) == self._leave and max(last) <= self._upper(1)
-        return enough and statistics.fmean(last) < self._margin / 2
+        last = recent[-_WINDOWS:]
+        enough = len(last) == _WINDOWS and max(last) <= self._upper(1)
+        return enough and statistics.fmean(last) < _MARGIN / 2
 
     def _upper(self, windows: int) -> float:
-        return max(self._margin, self._deviations * self.noise / math.sqrt(windows))
+        return max(_MARGIN, self._deviations * self.noise / math.sqrt(windows))
 
     def _learn_noise(self, excess: Sequence[float | None]) -> None:
         """Update the noise from changes, so that a constant lag of a rank is no noise."""
