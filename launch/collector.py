@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from hvd_autosync.search_space import Link, RankReport, TrialResult, TrialSpec, 
 from hvd_autosync.search_space.records import Record
 from hvd_autosync.search_space.trial import OUT_OF_TIME, PRUNED
 from hvd_autosync.util.amounts import amount
+from hvd_autosync.util.awake_clock import AwakeClock
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -87,7 +87,8 @@ class Collector:
         self.files: list[Refused | Files] = []
         self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
-        self._started = time.monotonic()
+        self._clock = AwakeClock()
+        self._started = self._clock.now()
         self.first_step_s = self._launch_s = math.nan
         self.last_step_at = self._last_sign_at = self._started
         self._all_ended_at = math.inf
@@ -129,7 +130,7 @@ class Collector:
                 report.host, report.device = message.host, message.device
                 report.cores = message.cores
                 if message.script_s is not None:
-                    began_s = max(time.monotonic() - self._started - message.script_s, 0.0)
+                    began_s = max(self._clock.now() - self._started - message.script_s, 0.0)
                     known_s = self._launch_s
                     self._launch_s = began_s if math.isnan(known_s) else max(began_s, known_s)
             case Steps():
@@ -139,7 +140,7 @@ class Collector:
 
     def _take_steps(self, report: _Report, message: Steps) -> None:
         if message.unlike > report.unlike or message.step_s:
-            self._last_sign_at = time.monotonic()
+            self._last_sign_at = self._clock.now()
         report.unlike = message.unlike
         left = self._most_steps - len(report.step_s)
         # A message was damaged on the way: later steps, and their losses, would be misplaced.
@@ -157,7 +158,7 @@ class Collector:
         steps = range(message.first, len(report.step_s))
         report.untypical += [index for index in message.untypical if index in steps]
         report.blocked_s += message.blocked_s[:left]
-        self.last_step_at = time.monotonic()
+        self.last_step_at = self._clock.now()
         if math.isnan(self.first_step_s):
             later = sum(message.step_s[1:])
             self.first_step_s = max(self.last_step_at - self._started - later, 0.0)
@@ -180,11 +181,14 @@ class Collector:
             phase = "starting"
         else:
             phase = "measuring" if steps >= self._spec.warmup_steps else "warming up"
-        return TrialProgress(phase, steps, total, time.monotonic() - self._started)
+        return TrialProgress(phase, steps, total, self._clock.now() - self._started)
 
     def overdue(self, limits: Limits) -> str:
-        """Return why the trial has exceeded ``limits``; "" if it has not."""
-        now, state = time.monotonic(), self.progress()
+        """Return why the trial has exceeded ``limits``; "" if it has not.
+
+        Called several times a second, for the clock.
+        """
+        now, state = self._clock.now(), self.progress()
         if state.elapsed_s > limits.total_s:
             return OUT_OF_TIME
         if state.phase == "ending":
@@ -260,7 +264,7 @@ class Collector:
             round_steps=self._spec.round_steps,
             setup_s=self.first_step_s,
             launch_s=self._launch_s,
-            total_s=time.monotonic() - self._started,
+            total_s=self._clock.now() - self._started,
             exit_status=exit_status,
             stderr_tail=output,
             profile=profile.profile if profile else None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,6 +26,7 @@ from hvd_autosync.runtime.driver.environment import KEY_VARIABLE, TRIAL_ID_VARIA
 from hvd_autosync.runtime.driver.messages import Exit, Server
 from hvd_autosync.runtime.driver.wire import Message
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.util.awake_clock import AwakeClock
 from hvd_autosync.util.program import run_main
 
 _MODULE = "hvd_autosync.launch.fork_server"
@@ -171,13 +171,9 @@ class ForkServers:
 
     def _connect(self, waiting: Callable[[], None]) -> None:
         ranks = range(self._job.world_size)
-        deadline = time.monotonic() + START_S
+        clock = AwakeClock()
         with self._arrived:
-            while (
-                len(self._server_messages) < len(ranks)
-                and self.alive
-                and time.monotonic() < deadline
-            ):
+            while len(self._server_messages) < len(ranks) and self.alive and clock.now() < START_S:
                 waiting()
                 self._arrived.wait(_POLL_S)
         if not self.alive:  # its last output may still be on its way

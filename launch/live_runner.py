@@ -32,6 +32,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
 from hvd_autosync.search_space.sync_plan import exchange_plan
 from hvd_autosync.search_space.trial import VANISHED
+from hvd_autosync.util.awake_clock import AwakeClock
 
 #: Warm-up steps of a trial after the default's: the first steps under a plan gather what it needs.
 WARMUP_STEPS = 3
@@ -46,9 +47,6 @@ _REPORT_S = 0.2
 _STOPPED_S = 0.6
 #: Longest wait for the last word of a rank 0 that has ended, seconds.
 _LAST_WORD_S = 0.5
-#: Most of the time between two looks at rank 0 that counts, seconds: in a longer one this process
-#: was stopped, too, as where a batch system suspends a job.
-_LONGEST_LOOK_S = 5.0
 #: Time for a hanging rank to end after a signal, seconds.
 _GRACE_S = 5.0
 
@@ -297,8 +295,8 @@ class LiveRunner:
 
         As it has begun, and under Horovod's own exchange, it waits as long as it would without us.
         """
-        began = looked = time.monotonic()
-        silent_s = 0.0
+        clock = AwakeClock()
+        last_s = 0.0
         steps, total = 0, spec.warmup_steps + spec.measured_steps
         kinds = ("begun", "postponed", "step", "alive", "result")
         silence_s = max(limits.silence_s, _LEAST_SILENCE_S)
@@ -306,13 +304,10 @@ class LiveRunner:
             silence_s = math.inf
 
         def report() -> None:
-            nonlocal silent_s, looked
-            now = time.monotonic()
-            silent_s += min(now - looked, _LONGEST_LOOK_S)
-            looked = now
+            now_s = clock.now()
             phase = "measuring" if steps >= spec.warmup_steps else "warming up"
-            progress(TrialProgress(phase, steps, total, now - began))
-            if silent_s > silence_s:
+            progress(TrialProgress(phase, steps, total, now_s))
+            if now_s - last_s > silence_s:
                 self._kill(f"no step for {silence_s:.0f} s")
 
         while True:
@@ -323,7 +318,7 @@ class LiveRunner:
                 return TrialResult.from_json(message["result"])
             steps = message.get("steps", steps)
             report()
-            silent_s = 0.0
+            last_s = clock.now()
 
     def _kill(self, reason: str) -> NoReturn:
         self._training.kill()

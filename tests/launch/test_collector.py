@@ -103,9 +103,12 @@ def test_an_evaluation_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
         say(collector, SPEC.key, message, first=said)
         said += 1
 
-    def overdue_after(seconds: float, **news: int) -> str:
+    def overdue_after(seconds: int, **news: int) -> str:
         nonlocal now
-        now += seconds
+        for _ in range(seconds):  # somebody looks each second
+            now += 1
+            if why := collector.overdue(limits):
+                return why
         if news:
             tell(steps(4, 0, []) | news)
         return collector.overdue(limits)
@@ -123,6 +126,24 @@ def test_an_evaluation_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     tell(steps(4, 1, []))
     assert not overdue_after(10)
     assert overdue_after(2) == "no step for 11 s after step 5"
+
+
+def test_a_job_that_was_suspended_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch system stops driver and ranks, and may let the driver go on first."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    collector = Collector(SPEC, world_size=1)
+    limits = Limits(setup_s=30.0, silence_s=11.0, exit_s=10.0)
+    for first, message in enumerate((HELLO, steps(0, 4, []), END)):
+        now += 1000
+        assert not collector.overdue(limits)
+        say(collector, SPEC.key, message, first=first)
+    now += 1000
+    assert not collector.overdue(limits)
+    for _ in range(12):
+        now += 1
+        why = collector.overdue(limits)
+    assert why.startswith("ranks did not exit within 10 s")
 
 
 def test_a_trial_that_was_pruned_is_cut_short() -> None:

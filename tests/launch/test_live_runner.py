@@ -37,6 +37,7 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 from hvd_autosync.search_space.exchange_plan import Classes
+from hvd_autosync.util import awake_clock
 
 FAST = Strategy({"buckets": 3})
 CRASHED = TrialResult(TrialStatus.CRASHED).to_json()
@@ -516,7 +517,7 @@ def test_a_job_that_evaluates_in_a_trial_is_not_killed(
     now_s, looked = 0.0, threading.Semaphore(0)
     monkeypatch.setattr(live_runner, "_LEAST_SILENCE_S", 0.0)
     monkeypatch.setattr(live_runner, "_REPORT_S", 0.01)
-    monkeypatch.setattr(live_runner, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(awake_clock, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(LiveRunner, "_kill", must_not_kill)
 
     def evaluate(_: dict[str, Any]) -> None:
