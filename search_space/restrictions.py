@@ -89,19 +89,40 @@ def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpa
     """Return ``space`` under the restrictions of a parsed file.
 
     Knobs in the file that the space lacks, because they cannot matter for the task, are ignored. A
-    fixed knob becomes a dimension of zero width, so that conditions on it are still evaluated.
+    fixed knob becomes a dimension of zero width, so that conditions on it are still evaluated. So
+    does one of which the file leaves nothing (:func:`left_empty`), at its default.
 
     Raises:
-        SpaceError: As for :func:`check_restrictions`, or a knob's domain would be empty.
+        SpaceError: As for :func:`check_restrictions`.
     """
     check_restrictions(document)
+    empty = left_empty(space, document)
     tables = document.get("knobs", {})
     knobs: list[Knob] = []
     for knob in space.knobs:
         table = tables.get(knob.name)
-        knobs.append(knob if table is None else _restricted(knob, _possible(knob, table)))
+        if knob.name in empty:
+            knobs.append(fixed_knob(knob, knob.default))
+        else:
+            knobs.append(knob if table is None else _restricted(knob, _possible(knob, table)))
     unmoved = all(new.default == old.default for new, old in zip(knobs, space.knobs, strict=True))
     return SearchSpace(tuple(knobs), space.fixed, holds_job=space.holds_job and unmoved)
+
+
+def left_empty(space: SearchSpace, document: Mapping[str, Any]) -> list[str]:
+    """Return the names of knobs of which a checked file leaves nothing that this job can have.
+
+    A file for several jobs may have values that are too large for a small one.
+    """
+    empty = []
+    for knob in space.knobs:
+        table = document.get("knobs", {}).get(knob.name)
+        if table is not None:
+            try:
+                _restricted(knob, _possible(knob, table))
+            except SpaceError:
+                empty.append(knob.name)
+    return empty
 
 
 def _possible(knob: Knob, table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -55,7 +55,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.search_space.knobs import Value
-from hvd_autosync.search_space.restrictions import without_choices
+from hvd_autosync.search_space.restrictions import left_empty, without_choices
 from hvd_autosync.search_space.schedule import SEE_EPOCHS
 from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.study.fallbacks import fallback_line, without_excluded
@@ -415,6 +415,11 @@ class _Tuning:
             allow=self._options.allow,
             default_controller=default_controller(resources.build),
         )
+        if empty := left_empty(space, self._restrictions):
+            self._listener.on_notice(
+                f"the space file leaves no value of {', '.join(empty)} that is possible for this "
+                "job: it stays as it is"
+            )
         space = without_choices(restrict_space(space, self._restrictions), self._unwanted)
         if not is_exact(space.default):
             self._listener.on_notice(

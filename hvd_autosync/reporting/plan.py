@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from hvd_autosync.engine.options import Options
-from hvd_autosync.errors import SpaceError
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
@@ -162,14 +161,7 @@ def _possible(
     fixed_knobs = launch_knobs(reinitializes=not job.elastic) if live else ()
     unwanted = choices_not_live(elastic=job.elastic) if live else {}
     possible = _possible_spaces(job, options, fixed_knobs)
-    spaces, refused = [], None
-    for each in possible:
-        try:
-            spaces.append(without_choices(restrict_space(each, restrictions), unwanted))
-        except SpaceError as error:  # the file may be for models of another size
-            refused = error
-    if refused is not None and not spaces:
-        raise refused
+    spaces = [without_choices(restrict_space(each, restrictions), unwanted) for each in possible]
     knobs: dict[str, Knob] = {knob.name: knob for space in spaces for knob in space.knobs}
     names = [knob.name for knob in every_knob() if knob.name in knobs]
     sure = [n for n in names if all(n in (k.name for k in space.knobs) for space in spaces)]

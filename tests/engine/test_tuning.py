@@ -261,6 +261,22 @@ def test_a_restricted_default_without_a_step_time_says_why(
     assert ("space file" in str(ended.value)) is (status is TrialStatus.CRASHED)
 
 
+def test_a_space_file_for_larger_jobs_is_no_error(tmp_path: Path) -> None:
+    """What is possible for a job is known after its default trial."""
+    (tmp_path / "space.toml").write_text("[knobs.buckets]\nlow = 60\n")
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), space=str(tmp_path / "space.toml"))
+    model = ModelProfile(tuple(replace(LARGE, name=f"{i}", ready_order=i) for i in range(9)))
+    steps = RankReport(0, "a", step_s=(0.1,) * 40)
+    default = TrialResult(TrialStatus.COMPLETED, ranks=(steps,), profile=model)
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = [default, default, Launched]
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    notices = " ".join(call.args[0] for call in listener.on_notice.mock_calls)
+    assert "leaves no value of buckets that is possible for this job" in notices
+
+
 def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
     options = Options(store=str(tmp_path / "traces.db"))
     store = TraceStore(options.store)

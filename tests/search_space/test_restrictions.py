@@ -16,7 +16,7 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS, CategoricalKnob
-from hvd_autosync.search_space.restrictions import check_allowed
+from hvd_autosync.search_space.restrictions import check_allowed, left_empty
 
 
 def test_bounds_choices_and_fixed_values(model: ModelProfile, one_host: Resources) -> None:
@@ -123,5 +123,27 @@ def test_a_choice_that_this_job_lacks_is_no_restriction(
 
     found = choices(1024, 4096)
     assert isinstance(found, CategoricalKnob) and found.choices == (1024,)
-    with pytest.raises(SpaceError, match="no choice is left"):
-        choices(4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("cache_capacity", {"choices": [4096]}),
+        ("cache_capacity", {"fixed": 4096}),
+        ("buckets", {"low": 60}),
+        ("buckets", {"fixed": 64}),
+    ],
+)
+def test_a_knob_of_which_nothing_is_left_here_stays_as_it_is(
+    name: str, table: dict[str, Any], model: ModelProfile, one_host: Resources
+) -> None:
+    document = {"knobs": {name: table}}
+    check_restrictions(document)
+    space = build_space(model, one_host)
+    restricted = restrict_space(space, document)
+    assert left_empty(space, document) == [name]
+    assert {restricted.decode([u] * restricted.dimension).get(name) for u in (0.0, 0.9)} <= {
+        space[name].default,
+        None,
+    }
+    assert restricted.holds_job
