@@ -159,6 +159,11 @@ def _digest(script: str | Path) -> str:
         return ""
 
 
+def is_host_name(name: str) -> bool:
+    """Return whether a text has the form of a host's name or address."""
+    return _NAME.fullmatch(name) is not None
+
+
 def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Host, ...]:
     """Return the hosts and slots that ``horovodrun`` uses for ``num_proc`` ranks.
 
@@ -175,7 +180,7 @@ def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Hos
     left, empty = num_proc, 0
     for entry in hosts.split(","):
         name, _, count = entry.strip().rpartition(":")
-        if not _NAME.fullmatch(name) or not _SLOTS.fullmatch(count):
+        if not is_host_name(name) or not _SLOTS.fullmatch(count):
             raise ConfigurationError(
                 f"host {entry.strip()!r} in {hosts!r} is not of the form name:slots",
                 hint="Write, for example, -H node1:4,node2:4.",

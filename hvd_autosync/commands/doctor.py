@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hvd_autosync.commands.common import StoreOption, console, refuse_without_effect
-from hvd_autosync.errors import AutosyncError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 
 if TYPE_CHECKING:
     from hvd_autosync.doctor.finding import Finding
@@ -56,10 +56,17 @@ def doctor(
     """
     from hvd_autosync.doctor.checks import examine, patch_table
     from hvd_autosync.doctor.finding import Severity
+    from hvd_autosync.launch.job import is_host_name
 
     if not hosts:
         refuse_without_effect(context, "without --hosts", "ssh_port", "ssh_identity_file")
     names = [host.strip().partition(":")[0] for host in hosts.split(",") if host.strip()]
+    for name in names:
+        if not is_host_name(name):
+            raise ConfigurationError(
+                f"--hosts {hosts}: {name!r} is no host name",
+                hint="Write, for example, --hosts node1,node2.",
+            )
     checks: list[Finding] = []
     findings = examine(names, ssh=(ssh_port, ssh_identity_file), store=store)
     for check in itertools.chain(findings, [check_variables()]):

@@ -251,6 +251,7 @@ def _knows_autosync(launcher: list[str]) -> bool:
 
 def _output(command: list[str]) -> str:
     """Return the standard output of ``command``; empty if it cannot be run."""
+    command = [str(Path(command[0]).absolute()), *command[1:]]  # of a PATH with relative folders
     try:
         # The working directory must not matter, as `python -m` imports from it.
         done = subprocess.run(

@@ -103,7 +103,7 @@ def _resolve(name: str) -> list[str]:
 def _ask(name: str, ssh: tuple[int | None, str | None]) -> list[str]:
     """IPv4 addresses that the host ``name`` resolves its own name to."""
     try:
-        done = run_on(name, 'getent ahostsv4 "$(hostname)"', ssh)
+        done = run_on(name, "getent ahostsv4 `hostname`", ssh)  # csh does not know $(...)
     except subprocess.TimeoutExpired:
         return []
     rows = map(str.split, done.stdout.splitlines())  # and what a shell says at its start

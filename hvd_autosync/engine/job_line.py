@@ -25,7 +25,7 @@ from hvd_autosync.engine.options import (
     without_our_options,
 )
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.launch.job import Job, assign_hosts
+from hvd_autosync.launch.job import Job, assign_hosts, is_host_name
 from hvd_autosync.runtime.driver.environment import TRIAL_VARIABLE
 from hvd_autosync.search_space import Host
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
@@ -225,6 +225,8 @@ def _discovered(arguments: argparse.Namespace) -> tuple[Host, ...]:
         if done.returncode:
             raise ValueError(done.stderr.strip() or f"status {done.returncode}")
         found = [(line.partition(":")[0], line.partition(":")[2]) for line in lines]
+        if bad := [name for name, _ in found if not is_host_name(name)]:
+            raise ValueError(f"{bad[0]!r} is no host name")
         return tuple(Host(name, int(slots or arguments.slots or 1)) for name, slots in found)
     except ValueError as error:
         raise ConfigurationError(

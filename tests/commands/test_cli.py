@@ -605,6 +605,13 @@ def test_the_doctor_prints_each_check_with_its_remedy(monkeypatch: pytest.Monkey
     ]
 
 
+@pytest.mark.parametrize("name", ["", "a..b", ".a", "a b", "a" * 64, "node1;true"])
+def test_the_doctor_asks_no_host_without_a_name(name: str) -> None:
+    refused = run("doctor", "--hosts", f"node1,{name}:2")
+    assert refused.exit_code == 2
+    assert f"{name!r} is no host name" in " ".join(refused.output.split())
+
+
 def test_the_doctor_fails_when_a_check_does(monkeypatch: pytest.MonkeyPatch) -> None:
     checks(monkeypatch, "ok", "fail")
     assert run("doctor").exit_code == 1

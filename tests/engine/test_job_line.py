@@ -35,3 +35,10 @@ def test_under_lsf_a_discovery_script_names_hosts(monkeypatch: pytest.MonkeyPatc
     words = ["-np", "4", "--host-discovery-script", "echo a:4", "python", "train.py"]
     job, _ = read_job(parse_words(words), words)
     assert job.world_size == 4
+
+
+@pytest.mark.parametrize("line", ["node1 4", "a..b:4", ":4"])
+def test_a_discovery_script_that_names_no_host_fails(line: str) -> None:
+    words = ["-np", "4", "--host-discovery-script", f"echo '{line}'", "python", "train.py"]
+    with pytest.raises(ConfigurationError, match="is no host name"):
+        read_job(parse_words(words), words)
