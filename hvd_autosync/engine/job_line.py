@@ -26,12 +26,12 @@ from hvd_autosync.engine.options import (
 )
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job, assign_hosts, is_host_name
-from hvd_autosync.runtime.driver.environment import TRIAL_VARIABLE
+from hvd_autosync.runtime.driver.environment import DISABLE_VARIABLE, TRIAL_VARIABLE
 from hvd_autosync.search_space import Host
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
 from hvd_autosync.util import patches
 from hvd_autosync.util.printable import printable_lines
-from hvd_autosync.util.variables import JOB_VARIABLE
+from hvd_autosync.util.variables import JOB_VARIABLE, is_on
 
 
 class _Parser(argparse.ArgumentParser):
@@ -140,6 +140,11 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
     extensions.check_unchanged()
     section = _file_section(arguments.config_file)
     options = resolve_options(arguments, section=section)
+    if is_on(os.environ.get(DISABLE_VARIABLE, "")) and not options.dry_run:
+        raise ConfigurationError(
+            f"{DISABLE_VARIABLE} is on: ranks would follow no strategy, and report no steps",
+            hint=f"Unset {DISABLE_VARIABLE}.",
+        )
     _refuse(arguments)  # again: the configuration file may have switched autotune on
     environment = config_parser.set_env_from_args(dict(os.environ), arguments)
     if environment.get(AUTOTUNE_VARIABLE, "0") not in ("", "0"):

@@ -83,7 +83,8 @@ def test_a_lossy_value_needs_its_group(mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("HVD_AUTOSYNC_REPLAY", "last"), ("HVD_AUTOSYNC_MODE", "live")]
+    ("name", "value"),
+    [("HVD_AUTOSYNC_REPLAY", "last"), ("HVD_AUTOSYNC_MODE", "live"), ("HVD_AUTOSYNC_DISABLE", "1")],
 )
 def test_a_variable_for_something_else_than_tuning_is_refused(
     name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -42,3 +42,23 @@ def test_a_discovery_script_that_names_no_host_fails(line: str) -> None:
     words = ["-np", "4", "--host-discovery-script", f"echo '{line}'", "python", "train.py"]
     with pytest.raises(ConfigurationError, match="is no host name"):
         read_job(parse_words(words), words)
+
+
+@pytest.mark.parametrize(
+    "option", [[], ["--autosync-tune-only"], ["--autosync-strategy", "f.toml"]]
+)
+def test_a_job_whose_ranks_would_ignore_us_is_refused(
+    option: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*option, "-np", "2", "python", "train.py"]
+    monkeypatch.setenv("HVD_AUTOSYNC_DISABLE", "off")
+    read_job(parse_words(words), words)
+    monkeypatch.setenv("HVD_AUTOSYNC_DISABLE", "1")
+    with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_DISABLE is on"):
+        read_job(parse_words(words), words)
+
+
+def test_a_plan_needs_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_AUTOSYNC_DISABLE", "1")
+    words = ["--autosync-dry-run", "-np", "2", "python", "train.py"]
+    assert read_job(parse_words(words), words)[1].dry_run

@@ -21,7 +21,7 @@ TRIAL_ID_VARIABLE = "HVD_AUTOSYNC_TRIAL_ID"
 DRIVER_VARIABLE = "HVD_AUTOSYNC_DRIVER"
 #: The key with which fork servers sign messages; a trial's key is in its specification.
 KEY_VARIABLE = "HVD_AUTOSYNC_KEY"
-#: Set by the user to disable every hook.
+#: Set by the user to disable the hook at the start of Python.
 DISABLE_VARIABLE = "HVD_AUTOSYNC_DISABLE"
 
 
