@@ -156,7 +156,8 @@ class Options:
         file_path,
         "TRACE",
         "Run the job without tuning, under the winner of a trace file or of a study in the store "
-        "(its id, or last). Prints how this job differs from the recorded one. Implies --autosync.",
+        "(its id, or last: the newest one that did not fail, of whatever job). Prints how this job "
+        "differs from the recorded one. Implies --autosync.",
     )
     store: str | None = _option(
         None,
