@@ -272,8 +272,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "autosync arguments",
         "Find the fastest synchronization strategy for this job in trials of a few steps, confirm "
         "it against the default strategy, and train with it. Each option can also be set by "
-        f"an environment variable, for example {variable_name('trials')}; variables have no effect "
-        "without --autosync.",
+        f"an environment variable, for example {variable_name('trials')}; horovodrun ignores the "
+        "variables without --autosync.",
     )
     group.add_argument(
         "--autosync",
