@@ -87,7 +87,8 @@ class Options:
         "H",
         "Expected duration of the training in hours. Exploration stops when another trial would "
         f"cost more time than it is expected to save. Default: {defaults.EXPECTED_HOURS:g}. "
-        "A script that ends within its first trial is tuned only if this option is given.",
+        "A script that ends within its first trial is tuned only if this option or "
+        "--autosync-tune-only is given.",
     )
     steps: int | None = _option(
         None,
