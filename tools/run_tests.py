@@ -3,9 +3,10 @@
     python tools/run_tests.py --functions
 
 Tests of single functions share two processes. Many jobs beside each other would slow each other
-beyond their limits, but one leaves a third of two processors idle. So there are two rows of jobs of
-about the same length. Nothing steps back for anything else: a test that does would see pauses of
-many seconds. The status is that of the first run that failed.
+beyond their limits, but one leaves a third of two processors idle, and cases on ranks sleep most of
+the time. So there are three rows of jobs of about the same length. Nothing steps back for anything
+else: a test that does would see pauses of many seconds. The status is that of the first run that
+failed.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from pathlib import Path
 
 #: Markers of tests that start processes of their own, or take long.
 _JOBS = "browser or cluster or mpi or notebook or root or slow"
-#: Of these the files that run in the second row.
-_BESIDE = (
+#: Of these the files that run in the second row, and in the third.
+_RANKS = ("tests/runtime/test_on_ranks.py",)
+_TUNING = (
     "tests/api",
     "tests/docs",
-    "tests/faults",
     "tests/recurring",
     "tests/test_autosync.py",
     "tests/test_hosts.py",
@@ -93,7 +94,7 @@ class _Run:
 def _first_row() -> list[str]:
     """Its files; to load all others, only to find no job there, takes many seconds."""
     files = [path for path in Path("tests").rglob("test_*.py") if _MARKED.search(path.read_text())]
-    beside = {Path(each) for each in _BESIDE}
+    beside = {Path(each) for each in (*_RANKS, *_TUNING)}
     return [str(path) for path in sorted(files) if not beside & {path, *path.parents}]
 
 
@@ -151,8 +152,10 @@ def main() -> int:
     if args.functions:
         return functions
     print("\nAnd those that start jobs:", flush=True)
-    rows = _together(_Run("-m", jobs, *_first_row()), _Run("-m", jobs, *_BESIDE, later=True))
-    return functions or rows
+    first = tuple(_first_row())
+    rows = (first, _RANKS, _TUNING)
+    status = _together(*(_Run("-m", jobs, *row, later=row != first) for row in rows))
+    return functions or status
 
 
 if __name__ == "__main__":
