@@ -150,6 +150,8 @@ def _run_file(job: Job, options: Options) -> int:
     assert options.strategy is not None
     strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
     check_fits(strategy, job.hosts, job.chosen)
+    if "controller" in strategy:
+        check_controller(job, strategy["controller"])
     prediction = LossPrediction()
     if beyond_horovod(strategy):  # then the workers need this package
         check_hosts(job)

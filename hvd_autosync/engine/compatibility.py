@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.preflight import check_controller
 from hvd_autosync.engine.training_context import known_model
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -48,13 +49,8 @@ def winner_for(study: StudyRecord, job: Job) -> Strategy:
     except UnknownValueError as error:
         raise SpaceError(str(error), hint=error.hint) from None
     fixed = dict(study.space.fixed) if study.space is not None else {}
-    controller = study.winner.get("controller", fixed.get("controller"))
-    build = horovod_build()
-    if (controller == "mpi" and not build.mpi) or (controller == "gloo" and not build.gloo):
-        raise ConfigurationError(
-            f"the winner needs the controller {controller}, but this Horovod was built without it",
-            hint=f"Build Horovod with {controller}, or tune the job here.",
-        )
+    if (controller := study.winner.get("controller", fixed.get("controller"))) is not None:
+        check_controller(job, controller)
     check_fits(study.winner, job.hosts, job.chosen)
     return study.winner
 

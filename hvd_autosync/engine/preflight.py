@@ -57,17 +57,29 @@ def check_command(job: Job) -> None:
         )
 
 
-def check_controller(job: Job) -> None:
+def check_controller(job: Job, named: object = None) -> None:
     """Check that ``horovodrun`` can launch the job as it is; its trials may name a controller.
 
+    Args:
+        job: The job.
+        named: The controller of the strategy that it is to run under; ``None``: its own.
+
     Raises:
-        ConfigurationError: There is no ``mpirun`` for a job that names no controller where Horovod
-            was built with MPI.
+        ConfigurationError: Horovod was built without that controller, or there is no ``mpirun`` for
+            it, or for a job that names none where Horovod was built with MPI.
         HorovodBuildError: ``horovod.torch`` cannot be imported.
     """
     from hvd_autosync.launch.facts import horovod_build, mpi_built
 
     build = horovod_build()
+    if named is not None:
+        if not (build.mpi if named == "mpi" else build.gloo):
+            what = "there is no mpirun" if named == "mpi" and mpi_built() else "Horovod lacks it"
+            raise ConfigurationError(
+                f"the strategy needs the controller {named}, but {what}",
+                hint=f"Build Horovod with {named}, load its MPI, or tune the job here.",
+            )
+        return
     names_none = job.controller is None and not job.elastic  # elastic jobs always run under Gloo
     if names_none and mpi_built() and not build.mpi:
         raise ConfigurationError(

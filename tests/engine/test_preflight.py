@@ -39,6 +39,15 @@ def test_a_job_under_an_mpi_that_is_not_there_is_refused_before_there_is_a_study
 
 
 @pytest.mark.usefixtures("no_mpirun")
+def test_a_strategy_whose_controller_is_not_there_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mpi.toml"
+    file.write_text('[knobs]\ncontroller = "mpi"\n')
+    with pytest.raises(ConfigurationError, match="needs the controller mpi, but there is no mpi"):
+        flag._tune_or_train(JOB, Options(strategy=str(file)))
+    check_controller(JOB, "gloo")
+
+
+@pytest.mark.usefixtures("no_mpirun")
 def test_a_job_that_names_its_controller_or_is_elastic_needs_no_mpirun() -> None:
     check_controller(replace(JOB, controller="gloo"))
     check_controller(replace(JOB, options=("-np", "2", "--min-np", "1")))
