@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
 import pytest
 
 from hvd_autosync.runtime.collectives.operations import CollectiveError
@@ -18,17 +18,25 @@ from hvd_autosync.search_space.trial import left_out
 Launch = Callable[..., Any]
 
 
-def worker_pids(output: str) -> list[int]:
-    """Process ids of ranks and their children, as the script printed them."""
+def worker_pids(output: str) -> list[str]:
+    """Process ids of ranks and their children with their starts, as the script printed them."""
     lines = [line.split("pids")[1] for line in output.splitlines() if "pids" in line]
-    return [int(pid) for line in lines for pid in line.split()]
+    return [pid for line in lines for pid in line.split()]
 
 
-def assert_gone(pids: list[int]) -> None:
+def lives(process: str) -> bool:
+    pid, _, start = process.partition(":")
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19] == start
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def assert_gone(processes: list[str]) -> None:
     deadline = time.monotonic() + 120
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+    while any(map(lives, processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not [each for each in processes if lives(each)]
 
 
 @pytest.mark.cluster

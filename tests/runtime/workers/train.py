@@ -1,7 +1,7 @@
 """A training for the tests of a run's end: endless without --steps.
 
-Prints ``pids ...`` of itself and of the processes it started, ``planned ...`` of its optimizer,
-and ``done`` when it reaches its own end.
+Prints ``pids ...`` of itself and of the processes it started, each with the time of its start,
+``planned ...`` of its optimizer, and ``done`` when it reaches its own end.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=10**9)
@@ -31,6 +32,12 @@ import torch  # noqa: E402
 from hvd_autosync.runtime import mark_step  # noqa: E402
 
 
+def with_start(pid):
+    """Another process may have the same number later."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return f"{pid}:{stat.rpartition(')')[2].split()[19]}"
+
+
 def batches():
     data = torch.utils.data.TensorDataset(torch.randn(64, 16))
     workers = 2 if args.loader else 0
@@ -39,7 +46,8 @@ def batches():
     )
     iterator = iter(loader)
     if args.loader:
-        print("pids", os.getpid(), *(worker.pid for worker in iterator._workers), flush=True)
+        pids = [os.getpid(), *(worker.pid for worker in iterator._workers)]
+        print("pids", *map(with_start, pids), flush=True)
     while True:
         for (batch,) in iterator:
             yield batch
