@@ -1,5 +1,6 @@
 """The command ``hvd-autosync testbed``: up, run, down, and a daemon that is killed."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -29,11 +30,16 @@ testbed.__test__ = False  # type: ignore[attr-defined]
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A test bed of someone else's on this machine is left alone."""
-    if daemon.find() is not None:
-        pytest.fail("a test bed is up on this machine: hvd-autosync testbed down")
-    yield
-    daemon.down()
+    """A test bed of someone else's on this machine is left alone.
+
+    There is one for the machine: another run of the tests waits for its turn.
+    """
+    with open(daemon._STATE.with_suffix(".tests"), "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if daemon.find() is not None:
+            pytest.fail("a test bed is up on this machine: hvd-autosync testbed down")
+        yield
+        daemon.down()
 
 
 def test_a_file_that_another_user_left_is_no_bed(
