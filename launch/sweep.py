@@ -19,12 +19,12 @@ from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.search_space.trial import TRAINING
 
-_PATIENCE_S = 5.0
+_PATIENCE_S = 10.0
 #: A process that starts a program at this moment has no environment: so often none may be seen.
 _LOOKS = 2
 #: How long a tracker of Python's, which removes semaphores that killed processes have left, may
-#: take to end by itself.
-_TRACKER_S = 1.0
+#: take to end by itself. Its Python may be about to start, on a busy machine.
+_TRACKER_S = 5.0
 _TRACKER = b"multiprocessing.resource_tracker"
 #: Horovod's launcher gives its processes five seconds to end (``safe_shell_exec.py``).
 _TERMINATE_S = 8.0
