@@ -41,7 +41,7 @@ from hvd_autosync.traces import TraceStore
 #: Names this run in every process that it starts, so that runs beside it are left alone.
 _SESSION_VARIABLE = "AUTOSYNC_TEST_SESSION"
 _TRIAL_ID_VARIABLE = "HVD_AUTOSYNC_TRIAL_ID"
-_PATIENCE_S = 10.0
+_PATIENCE_S = 120.0
 _STRAYS = pytest.StashKey[list[str]]()
 
 

@@ -83,10 +83,10 @@ class ElasticJob:
         """Let the training end; its parameters are those of Horovod's own optimizer."""
         assert self.process is not None
         (self.folder / "end").touch()
-        assert self.process.wait(timeout=60) == 0, self.said
+        assert self.process.wait(timeout=120) == 0, self.said
         # Some exchanges add in another order.
         assert float((self.folder / "off").read_text()) < 1e-4
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while (left := _processes_of(self)) and time.monotonic() < until:
             time.sleep(0.1)
         assert not left, left
@@ -119,7 +119,7 @@ def job(tmp_path: Path) -> Iterator[ElasticJob]:
     yield job
     if job.process is not None and job.process.poll() is None:
         job.process.terminate()
-        job.process.wait(timeout=60)
+        job.process.wait(timeout=120)
 
 
 def test_tuning_starts_over_with_other_ranks_and_knows_those_of_before(

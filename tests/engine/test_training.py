@@ -116,12 +116,12 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
     command = ["env", "--default-signal=HUP,INT", sys.executable, "-c", driver]
     process = subprocess.Popen(command, start_new_session=True)
     try:
-        await_true(lambda: ranks() == 2, 60)
+        await_true(lambda: ranks() == 2, 120)
         time.sleep(1.0)
         (os.killpg if whole_group else os.kill)(process.pid, number)
-        status = process.wait(timeout=40)
+        status = process.wait(timeout=120)
         assert status == (-9 if number == signal.SIGKILL else 128 + number)
-        await_true(lambda: not trainings(), 40)
+        await_true(lambda: not trainings(), 120)
     finally:
         process.kill()
         process.wait()
@@ -165,9 +165,9 @@ def test_a_warning_of_a_batch_system_reaches_the_ranks_as_mpirun_sends_it(
     )
     process = subprocess.Popen([sys.executable, "-c", driver], cwd=tmp_path, start_new_session=True)
     try:
-        await_true(lambda: len([*tmp_path.glob("ready-*")]) == 2, 60)
+        await_true(lambda: len([*tmp_path.glob("ready-*")]) == 2, 120)
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(timeout=40) == 0
+        assert process.wait(timeout=120) == 0
         assert len([*tmp_path.glob("saved-*")]) == 2
     finally:
         process.kill()

@@ -52,7 +52,7 @@ def processes_that_mention(word: str) -> list[int]:
 
 
 def await_end_of_all_but(before: set[int]) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while not set(processes_that_mention(SCRIPT.name)) <= before:
         assert time.monotonic() < until
         time.sleep(0.1)
