@@ -58,6 +58,15 @@ def _lose(folder: Path) -> None:
     assert (folder / "model.pt").read_bytes() == b"WEIGHTS"
 
 
+def _end_trial(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is written from now on be later than the trial, however long this took."""
+    (journal,) = journals_folder().iterdir()
+    trial_s = max(path.lstat().st_ctime for path in (folder, *folder.rglob("*")))
+    alive_s = (journal / "others").stat().st_mtime
+    monkeypatch.setattr(lost_trials, "AFTERWARDS_S", trial_s - alive_s + 0.01)
+    time.sleep(0.05)
+
+
 def test_the_next_start_puts_everything_back(folder: Path, tmp_path: Path) -> None:
     _lose(folder)
     said: list[str] = []
@@ -77,8 +86,7 @@ def test_the_next_start_puts_everything_back(folder: Path, tmp_path: Path) -> No
 
 def test_what_was_written_later_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _lose(folder)
-    monkeypatch.setattr(lost_trials, "AFTERWARDS_S", 0.5)
-    time.sleep(1)
+    _end_trial(folder, monkeypatch)
     (folder / "model.pt").write_bytes(b"of a later training")
     (folder / "mine").write_text("mine")
     said: list[str] = []
@@ -94,8 +102,7 @@ def test_a_folder_that_was_made_later_stays_with_what_is_in_it(
 ) -> None:
     """A trial's driver was killed days ago, and the user has gone on without us."""
     _lose(folder)
-    monkeypatch.setattr(lost_trials, "AFTERWARDS_S", 0.5)
-    time.sleep(1)
+    _end_trial(folder, monkeypatch)
     (folder / "runs" / "exp7").mkdir(parents=True)
     (folder / "runs" / "exp7" / "model.pt").write_bytes(b"mine")
     (folder / "empty").mkdir()
@@ -141,8 +148,7 @@ def test_what_the_user_has_moved_behind_a_link_is_not_overwritten(
     (folder / "ckpt" / "last.pt").write_text("before")
     driver = _DRIVER.replace('os.remove("link")', 'Path("ckpt/last.pt").write_text("trial")')
     subprocess.run([sys.executable, "-c", driver, str(tmp_path / "left")], cwd=folder)
-    monkeypatch.setattr(lost_trials, "AFTERWARDS_S", 0.5)
-    time.sleep(1)
+    _end_trial(folder, monkeypatch)
     shutil.move(folder / "ckpt", tmp_path / "ckpt")
     (folder / "ckpt").symlink_to(tmp_path / "ckpt")
     (tmp_path / "ckpt" / "last.pt").write_text("of a later training")
@@ -344,8 +350,7 @@ def test_what_was_saved_later_under_the_name_of_a_renamed_file_stays(
         'os.remove("link")', 'os.rename("large", "older"); Path("large").write_text("trial")'
     )
     subprocess.run([sys.executable, "-c", driver, str(folder.parent / "left")], cwd=folder)
-    monkeypatch.setattr(lost_trials, "AFTERWARDS_S", 0.5)
-    time.sleep(1)
+    _end_trial(folder, monkeypatch)
     (folder / "large").write_text("of a later training")
     revert_lost_trials(lambda _: None)
     assert (folder / "large").read_text() == "of a later training"
