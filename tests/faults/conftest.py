@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,11 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 SESSION = "AUTOSYNC_TEST_SESSION"
 #: What other tests keep in shared memory begins so (``tests/reporting/conftest.py``).
 _STORES = "autosync-test-"
+#: Read by every Python of a job at its start: semaphores of other jobs have other names.
+_NAMING = """
+from multiprocessing import process
+process.current_process()._config["semprefix"] = "/{prefix}"
+"""
 
 
 class Life:
@@ -116,7 +122,12 @@ class Job:
         self.store_option = str(self.store_path)
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
-        self.environment = {**os.environ, "TMPDIR": str(self.temporary)}
+        self._semaphores = f"mp-{uuid.uuid4().hex[:12]}"
+        naming = folder / "naming"
+        naming.mkdir()
+        (naming / "sitecustomize.py").write_text(_NAMING.format(prefix=self._semaphores))
+        paths = os.pathsep.join(filter(None, [str(naming), os.environ.get("PYTHONPATH")]))
+        self.environment = {**os.environ, "TMPDIR": str(self.temporary), "PYTHONPATH": paths}
         self._horovodrun = horovodrun
         self._keep_links = keep_links
         self._lives: list[Life] = []
@@ -182,19 +193,23 @@ class Job:
         """What lies in its folder for temporary files, but for the compiler's cache of torch."""
         return [n for n in os.listdir(self.temporary) if not n.startswith("torchinductor_")]
 
-    def await_nothing(self, limit_s: float = 30.0) -> None:
+    def await_nothing(self, limit_s: float = 120.0) -> None:
         """Wait until nothing of it runs and nothing more than before lies in shared memory.
 
         What lies there belongs to the whole machine: other jobs may come and go meanwhile.
         """
         deadline = time.monotonic() + limit_s
-        while left := [*self._processes().values(), *self._new_in_shared_memory()]:
+        while left := [*self._processes().values(), *self.new_in_shared_memory()]:
             assert time.monotonic() < deadline, "\n".join(left)
             time.sleep(0.1)
 
-    def _new_in_shared_memory(self) -> set[str]:
+    def new_in_shared_memory(self) -> set[str]:
+        """Look for what lies there since this job began, but for what can only be of others."""
         new = set(os.listdir("/dev/shm")) - self._shared_memory
         new -= {name for name in new if name.startswith(_STORES)}
+        # Nobody has those mapped that a killed launcher has left.
+        own = f"sem.{self._semaphores}-"
+        new -= {name for name in new if name.startswith("sem.") and not name.startswith(own)}
         if new:
             self._shared_memory |= mapped_by_others_only(new)
         return new - self._shared_memory
