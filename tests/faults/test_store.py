@@ -59,7 +59,7 @@ def test_the_disk_of_the_store_fills_up(job: Job, small_disk: Path) -> None:
     job.store_path = small_disk / "traces.db"
     job.store_option = str(job.store_path)
     job.keep_links()
-    life = job.start(trials=8)
+    life = job.start(trials=5)
     assert life.until(lambda: life.trials >= 2), life.said
     filler = small_disk / "filler"
     with open(filler, "wb", buffering=0) as file:
@@ -71,14 +71,14 @@ def test_the_disk_of_the_store_fills_up(job: Job, small_disk: Path) -> None:
     kept = job.results()
     assert len(kept) >= 2
     job.await_nothing()
-    goes_on(job, kept, trials=8)
+    goes_on(job, kept, trials=5)
     job.store.close()
 
 
 def test_another_process_locks_the_store(job: Job) -> None:
     job.store_option = f"sqlite:///{job.store_path}?timeout=2"
     job.keep_links()
-    life = job.start(trials=8)
+    life = job.start(trials=5)
     assert life.until(lambda: life.trials >= 2), life.said
     other = sqlite3.connect(job.store_path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -86,7 +86,7 @@ def test_another_process_locks_the_store(job: Job) -> None:
         fails(life, "locked", "wait until it ends, or use another store")
     finally:
         other.close()
-    goes_on(job, job.results(), trials=8)
+    goes_on(job, job.results(), trials=5)
 
 
 @pytest.mark.wide
