@@ -266,7 +266,7 @@ def test_a_rank_that_does_not_close_is_not_waited_for() -> None:
     with endpoints(3, lambda *message: None) as opened:
         said = "rank 0 closes its message endpoint, ranks [1, 2] do not"
         with pytest.raises(AutosyncError) as raised:
-            opened[0].close(patience_s=0.5)
+            opened[0].close(patience_s=0.1)
         assert [raised.value.message, failure(opened[1]), failure(opened[2])] == [said] * 3
 
 
@@ -282,6 +282,7 @@ def test_a_rank_that_does_not_close_is_not_waited_for() -> None:
 def test_a_listener_in_place_of_a_rank_is_reported(
     listener: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transport_zmq, "_FLUSH_TIMEOUT_MS", 50)  # nobody takes the rest
     if listener == "silent":
         monkeypatch.setattr(transport_zmq, "_HANDSHAKE_MS", 500)
     with contextlib.ExitStack() as opened:
@@ -289,12 +290,13 @@ def test_a_listener_in_place_of_a_rank_is_reported(
         opened.callback(other.end)
         endpoint_info = other.endpoint_info
         if listener != "a rank of another job":
-            there = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+            there = opened.enter_context(socket.socket())
+            there.bind(("127.0.0.1", 0))
+            if listener != "gone":  # else nobody can listen there
+                there.listen()
             endpoint_info = json.dumps(
                 [f"tcp://127.0.0.1:{there.getsockname()[1]}", json.loads(endpoint_info)[1]]
             )
-            if listener == "gone":
-                there.close()
         own.connect(0, [own.endpoint_info, endpoint_info])
         endpoint = Endpoint(0, 2, own, lambda *message: None)
         if listener == "closing":

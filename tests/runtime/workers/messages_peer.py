@@ -14,6 +14,8 @@ manner = sys.argv[1]
 if manner != "hang":  # its last words arrive, however late it gets a processor
     module._ABORT_TIMEOUT_S = module._FLUSH_TIMEOUT_S = 120.0
     transport_zmq._FLUSH_TIMEOUT_MS = 120_000
+else:  # its thread never ends
+    module._ABORT_TIMEOUT_S = 0.3
 
 
 def on_message(source: int, head: bytes, body: memoryview) -> None:
