@@ -29,8 +29,8 @@ RATE_MBIT = 100
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "train_digits.py"
 #: Trials are shorter than the flag's: the whole demonstration takes less than two minutes.
 TUNING = ["--autosync", *"--autosync-trials 8 --autosync-warmup 3 --autosync-steps 10".split()]
-#: Long enough to go on under the winner for as long as the tuning took.
-TRAINING = ["--hidden", "1024", "--epochs", "40"]
+#: Long enough to go on under the winner for as long as the tuning took. Tests choose fewer epochs.
+TRAINING = ["--hidden", "1024", "--epochs", os.environ.get("DEMO_EPOCHS", "40")]
 #: The argument with which this program runs itself in a user namespace.
 INSIDE = "--in-user-namespace"
 REAL = "horovodrun -np 2 -H a:1,b:1 --autosync python train.py"
