@@ -785,19 +785,29 @@ def test_a_strategy_that_the_script_chooses_later_stays(attached: Attached) -> N
     assert attached.counts and set(attached.counts) == {1}
 
 
-@given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), epochs=st.integers(1, 12))
-def test_ranks_with_less_data_stay_together(seed: int, ranks: int, epochs: int) -> None:
-    draws = random.Random(seed)
-    lengths = [[draws.randint(1, 60) for _ in range(ranks)] for _ in range(epochs)]
+def stay_together(lengths: list[list[int]], seed: int) -> list[TrialResult]:
+    """Train epochs in each of which a rank has a length of its own; the results of three trials."""
     helper = Helper(trial(FAST), trial(Strategy(), 20), trial(FAST))
     with pytest.MonkeyPatch.context() as monkeypatch:
         attached = Attached(monkeypatch)
+        ranks = len(lengths[0])
         train(attached, helper, lambda r: [epoch[r] for epoch in lengths], ranks=ranks, seed=seed)
         assert len({json.dumps(each) for each in map(repr, attached.by_rank.values())}) <= 1
         assert len({tuning._steps for tuning in attached.tunings.values()}) == 1
     for result in helper.results():
         assert len({len(each.step_s) for each in result.ranks}) == 1
         assert all(seconds >= 0 for each in result.ranks for seconds in each.step_s)
+    return helper.results()
+
+
+@given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), epochs=st.integers(1, 12))
+def test_ranks_with_less_data_stay_together(seed: int, ranks: int, epochs: int) -> None:
+    draws = random.Random(seed)
+    stay_together([[draws.randint(1, 60) for _ in range(ranks)] for _ in range(epochs)], seed)
+
+
+def test_ranks_with_less_data_end_all_trials() -> None:
+    assert len(stay_together([[60, 40, 50]] * 6, 0)) == 3
 
 
 def test_a_long_wait_in_join_does_not_end_tuning(attached: Attached) -> None:
