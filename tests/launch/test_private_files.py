@@ -132,12 +132,15 @@ def test_what_a_script_does_to_files_is_gone_with_it(
 
 
 def test_ranks_of_one_trial_exchange_files(trial: Callable[[], Trial], tmp_path: Path) -> None:
-    line = "echo $0 > $0; i=0; until [ -s $1 ] || [ $i = 2000 ]; do sleep 0.05; i=$((i+1)); done; "
+    until = "i=0; until [ -e {} ] || [ $i = 2000 ]; do sleep 0.05; i=$((i+1)); done; "
+    line = "echo $0 > $0; " + until.format("$1") + "echo both; " + until.format("end") + "ls"
     one, other = trial(), trial()
-    ranks = [one.start(r, "sh", "-c", line + "ls", f"f{r}", f"f{1 - r}") for r in (0, 1)]
-    beside = other.start(0, "sh", "-c", "sleep 0.5; ls")
-    assert [each.communicate(timeout=120)[0] for each in ranks] == ["f0\nf1\n"] * 2
-    assert beside.communicate(timeout=120)[0] == ""
+    ranks = [one.start(r, "sh", "-c", line, f"f{r}", f"f{1 - r}") for r in (0, 1)]
+    assert [rank.stdout and rank.stdout.readline() for rank in ranks] == ["both\n"] * 2
+    beside = other.start(0, "ls")
+    assert (beside.communicate(timeout=120)[0], beside.returncode) == ("", 0)
+    assert one.start(2, "touch", "end").wait(120) == 0
+    assert [each.communicate(timeout=120)[0] for each in ranks] == ["end\nf0\nf1\n"] * 2
     assert list(tmp_path.iterdir()) == []
 
 
