@@ -349,7 +349,7 @@ class Reader:
         assert self._python.stdin is not None
         print(json.dumps([code, name]), file=self._python.stdin, flush=True)
         answer = self._answers.readline()
-        said = self._said.read_text()[begin:]
+        said = self._said.read_bytes()[begin:].decode()
         assert answer.strip() == "", f"{name}:\n{json.loads(answer)}\n{said}"
         assert answer, f"{name} ended the interpreter:\n{said}"
         return said
