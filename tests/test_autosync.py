@@ -14,6 +14,7 @@ import pytest
 from hvd_autosync.launch.trial_files import offline_trackers
 from hvd_autosync.runtime.driver.environment import TRIAL_VARIABLE, spec_from_environment
 from hvd_autosync.search_space import Strategy, build_space
+from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.values import Conclusion
@@ -116,7 +117,11 @@ class Secrets:
 
 
 def assert_no_secret_is_shown(
-    secrets: Secrets, tuned: "ProcessesSeen", trained: "ProcessesSeen", line: list[str]
+    secrets: Secrets,
+    tuned: "ProcessesSeen",
+    trained: "ProcessesSeen",
+    line: list[str],
+    winner: Strategy,
 ) -> None:
     """By processes of a tuning with its training, and of that training alone."""
     # Ours are these variables, Horovod's settings, and what torch sets for all it starts.
@@ -131,8 +136,8 @@ def assert_no_secret_is_shown(
     for seen in (tuned, trained):
         # Horovod writes the environment of ranks on command lines (``gloo_run.py``): those of a
         # shell and, until it becomes the rank, of ``env``.
-        showing = (each.replace(b"\0", b" ") for each in seen.lines_with(IN_VARIABLE))
-        assert all(b"env HOROVOD_HOSTNAME=" in each for each in showing)
+        showing = [each.replace(b"\0", b" ") for each in seen.lines_with(IN_VARIABLE)]
+        assert showing and all(b"env HOROVOD_HOSTNAME=" in each for each in showing)
         assert seen.variables_with(IN_VARIABLE) == {"MY_API_TOKEN"}
         assert not seen.variables_with(IN_ARGUMENT)
         # The store may be a database with a password: its place is the driver's alone.
@@ -147,10 +152,11 @@ def assert_no_secret_is_shown(
         for seen in (tuned, trained):
             assert not seen.lines_with(secret) and not seen.variables_with(secret)
     # The keys of trials go to fork servers, not into environments; a training's is of no use.
-    specs = (
+    specs = [
         spec_from_environment({TRIAL_VARIABLE: value.decode()})
         for value in tuned.variables.get(TRIAL_VARIABLE, ())
-    )
+    ]
+    assert any(specs) or not beyond_horovod(winner), "ranks of the training were seen"
     assert all(spec is None or spec.measured_steps == 0 for spec in specs)
 
 
@@ -222,12 +228,15 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
     assert trials[0].kind == "default" and dict(trials[0].strategy) == {}
     assert all(trial.result is not None for trial in trials)
     conclusion = Conclusion.from_json(study.outcome)
+    assert study.space is not None
+    assert conclusion.comparisons or conclusion.winner == study.space.default
     # What was slower in each of its first rounds is out before.
     assert all(c.rounds >= 3 or c.speedup < 1 for c in conclusion.comparisons)
 
     with processes_seen() as trained:
         again = job.run(*script)
-    assert_no_secret_is_shown(secrets, tuned, trained, job.words(*script)[1:])
+    line = job.words(*script)[1:]
+    assert_no_secret_is_shown(secrets, tuned, trained, line, conclusion.winner)
     for file in job.folder.glob("traces.db*"):
         assert not any(each.encode() in file.read_bytes() for each in (IN_VARIABLE, IN_ARGUMENT))
     assert IN_ARGUMENT not in first.stderr and re.search(r"--password '?\*\*\*", first.stderr)
