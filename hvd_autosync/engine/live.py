@@ -22,6 +22,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LiveRunner, Training, go_on_under, train_under
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
+from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.resumed import has_rested
 from hvd_autosync.study.study import AskTellStudy
@@ -64,7 +65,7 @@ class LiveStudy:
         job: Its job.
         options: The options of the tuning.
         listener: Receives the events.
-        fixed: Knobs that cannot change in this training.
+        reinitializes: Whether it can initialize Horovod again.
         on_switch: Called when the training goes on under the winner.
         ends: Whether the tuning is to end, without its training; asked between trials.
         on_end: Called when the training goes on after such an end, with the study and, if it has
@@ -78,7 +79,7 @@ class LiveStudy:
         job: Job,
         options: Options,
         listener: Listener,
-        fixed: Collection[str],
+        reinitializes: bool,
         on_switch: Callable[[StudyRecord, Cost], None],
         ends: Callable[[], bool] = lambda: False,
         on_end: Callable[[AskTellStudy, StudyRecord | None], None] = lambda study, earlier: None,
@@ -86,7 +87,8 @@ class LiveStudy:
     ) -> None:
         self._judged = judged
         self._on_switch, self._on_end = on_switch, on_end
-        self._fixed = fixed
+        self._reinitializes = reinitializes
+        self._fixed = launch_knobs(reinitializes=reinitializes)
         self._told = False
         self._kept: StudyRecord | None = None
         self._training = training
@@ -147,7 +149,9 @@ class LiveStudy:
         """Tune the training, and let it go on under the winner."""
         with closing(TraceStore(self._options.store)) as store:
             failed = failed_choices(store, self._own_keys())
-        unwanted = choices_not_live(elastic=self._training.elastic)
+        unwanted = choices_not_live(
+            elastic=self._training.elastic, reinitializes=self._reinitializes
+        )
         for name, choices in failed.items():
             unwanted[name] = unwanted.get(name, set()) | choices
         if failed and not self._told:

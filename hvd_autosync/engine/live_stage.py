@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 
-from hvd_autosync.engine.mode import NOT_LIVE_EXCHANGE, usable_study, why_not_live
+from hvd_autosync.engine.mode import OF_PROCESS_SETS, usable_study, why_not_live
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions
 from hvd_autosync.launch.job import Job
@@ -58,7 +58,7 @@ def why_kept(judged: StudyRecord) -> str:
         knob = catalogue_knob(name)
         if not knob.exact and knob.group != _HELD_GROUP and value != knob.default:
             return f"{name}={knob.format(value)} is lossy and no codec"
-        if value == NOT_LIVE_EXCHANGE:
+        if value == OF_PROCESS_SETS:
             return f"{name}={value} needs process sets, which slow all other exchanges down"
     return ""
 

@@ -26,9 +26,9 @@ from hvd_autosync.study.fallbacks import without_excluded
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.traces.location import has_secrets, resolve_location
 
-#: It needs process sets from ``hvd.init()`` on. Horovod negotiates in each of them in every cycle,
-#: which delays all operations, also those of a training that ends up without it.
-NOT_LIVE_EXCHANGE = "hierarchical"
+#: It needs process sets, so Horovod is initialized again before it and after it: Horovod negotiates
+#: in each set in every cycle, which would delay all operations under other strategies.
+OF_PROCESS_SETS = "hierarchical"
 #: Choices that an elastic job cannot have, as its ranks change without notice: a part of the states
 #: is on each rank, steps are made later, or hosts need equally many ranks.
 _OF_OWNERS, _DEFERRED = "sharded", "priority"
@@ -37,7 +37,7 @@ _SHOWS = (
     "has a password, or a parameter that may be one, which the command lines of ranks would show"
 )
 _WHY_NOT_LIVE: dict[Value, str] = {
-    NOT_LIVE_EXCHANGE: "needs process sets from the start",
+    OF_PROCESS_SETS: "needs Horovod to be initialized again",
     _OF_OWNERS: "would lose states with a rank",
     HIERARCHICAL_FACTORS: "needs equally many ranks on each host",
     _DEFERRED: "would lose steps with a rank",
@@ -153,7 +153,8 @@ def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> st
     at_start = launch_knobs(reinitializes=not job.elastic)
     if knobs := at_start & set(restrictions.get("knobs", ())):
         return f"Horovod reads {', '.join(sorted(knobs))} of the space file at its start"
-    for name, choices in choices_not_live(elastic=job.elastic).items():
+    unwanted = choices_not_live(elastic=job.elastic, reinitializes=not job.elastic)
+    for name, choices in unwanted.items():
         table = restrictions.get("knobs", {}).get(name, {})
         if asked := choices & {table.get("fixed"), *table.get("choices", ())}:
             return f"{', '.join(map(str, asked))} of the space file {_WHY_NOT_LIVE[asked.pop()]}"
@@ -162,13 +163,14 @@ def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> st
     return None
 
 
-def choices_not_live(*, elastic: bool) -> dict[str, set[Value]]:
+def choices_not_live(*, elastic: bool, reinitializes: bool) -> dict[str, set[Value]]:
     """Return the choices of each knob that no live trial tries.
 
     Args:
         elastic: Whether the ranks of the job may change.
+        reinitializes: Whether the job can initialize Horovod again.
     """
-    choices: set[Value] = {NOT_LIVE_EXCHANGE}
+    choices: set[Value] = set() if reinitializes else {OF_PROCESS_SETS}
     if elastic:
         choices |= {_OF_OWNERS, HIERARCHICAL_FACTORS}
     unwanted = {class_knob(name, "exchange"): set(choices) for name in PARAMETER_CLASSES}

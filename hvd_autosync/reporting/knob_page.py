@@ -83,8 +83,8 @@ def _live_text(spec: KnobSpec) -> str:
         return "no"
     if knob.name in launch_knobs(reinitializes=False):
         return "by initializing again"
-    launched = sorted(choices_not_live(elastic=False).get(knob.name, ()))
-    return f"all but {', '.join(map(knob.format, launched))}" if launched else "yes"
+    again = sorted(choices_not_live(elastic=False, reinitializes=False).get(knob.name, ()))
+    return f"yes; {', '.join(map(knob.format, again))} by initializing again" if again else "yes"
 
 
 def _row(spec: KnobSpec) -> str:

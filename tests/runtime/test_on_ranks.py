@@ -181,6 +181,7 @@ GROUPS = {
     "reinitialize more": Group(
         ("cases_reinitialize",), ("four ranks", "two levels"), wide=("cases_reinitialize",)
     ),
+    "levels again": Group(("cases_levels_again",), ("two levels",)),
     "messages": Group(("cases_messages",), ("gloo", "mpi"), ("cases_messages",)),
     "phases": Group(
         ("cases_protocols",),

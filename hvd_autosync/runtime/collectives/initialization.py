@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +120,9 @@ def registered_process_sets() -> dict[int, list[int]]:
     return {number: list(ranks) for number, ranks in sorted(found.items()) if number}
 
 
-def initialize_again(known: Mapping[int, list[int]]) -> None:
+def initialize_again(
+    known: Mapping[int, list[int]], added: Sequence[ProcessSet] = (), removed: Collection[int] = ()
+) -> None:
     """Shut Horovod down, and initialize it as the script did; a collective.
 
     Process sets stay, those that the script has added later too: the same objects have new numbers.
@@ -128,6 +130,8 @@ def initialize_again(known: Mapping[int, list[int]]) -> None:
     Args:
         known: The process sets, as :func:`registered_process_sets` returned them before any rank
             could shut down: Horovod on the other ranks ends with it.
+        added: Further ones that Horovod has afterwards, in the same order on all ranks.
+        removed: Numbers of those that it has no longer.
     """
     global _LAST
     last = _LAST
@@ -140,15 +144,22 @@ def initialize_again(known: Mapping[int, list[int]]) -> None:
         for number, ranks in known.items()
     }
     # The script may have dropped the object of a set: on this rank only, for all we know.
-    wanted = [next(iter(objects[n]), None) or ProcessSet(ranks) for n, ranks in known.items()]
+    wanted = [
+        next(iter(objects[number]), None) or ProcessSet(ranks)
+        for number, ranks in known.items()
+        if number not in removed
+    ]
     mpi_ops.shutdown()
     kept = {name: value for name, value in kept_by_horovod().items() if name in _READ}
     kept = {name: os.environ.get(name, value) for name, value in kept.items()}
     with with_variables({**kept, PROCESS_SETS_VARIABLE: last.dynamic}), _nothing_at_exit():
-        library.init(last.comm, wanted)
+        library.init(last.comm, [*wanted, *added])
     _LAST = last  # what the script's own took
-    for number, each in zip(known, wanted, strict=True):
-        for other in objects[number]:
+    for number in removed:
+        for gone in objects.pop(number):
+            gone.process_set_id = None  # as Horovod does
+    for same, each in zip(objects.values(), wanted, strict=True):
+        for other in same:
             other.process_set_id = each.process_set_id
             other.ranks = each.ranks
 

@@ -13,7 +13,11 @@ from horovod.common.process_sets import ProcessSet as HorovodProcessSet
 from horovod.torch import mpi_ops
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.runtime.collectives.initialization import registered_process_sets
+from hvd_autosync.runtime.collectives.agreement import agree_any
+from hvd_autosync.runtime.collectives.initialization import (
+    last_initialization,
+    registered_process_sets,
+)
 from hvd_autosync.runtime.collectives.operations import (
     ProcessSet,
     add_process_set,
@@ -99,6 +103,33 @@ def _with_levels(init: Callable[..., Any], places: list[tuple[int, int]]) -> Cal
         return result
 
     return with_levels
+
+
+def levels_to_add() -> list[HorovodProcessSet]:
+    """Return the sets of two levels, which this job does not have yet; a collective.
+
+    They are for a Horovod that is initialized again: :func:`two_levels` finds them there.
+
+    Raises:
+        SpaceError: The job has not two levels; or the script has process sets, or may add some:
+            Horovod has at most one of the same ranks.
+    """
+    check_levels("hierarchical")
+    last = last_initialization()
+    adds = last is not None and (last.dynamic or "0") != "0"
+    if any(agree_any([adds or bool(registered_process_sets())], "levels.scripts")):
+        raise SpaceError(
+            "the script has process sets of its own, or may add some",
+            hint="Tune with --autosync-mode launched.",
+        )
+    for key, ranks in _members(hosts_and_slots()).items():
+        _MADE.setdefault(key, HorovodProcessSet(ranks))
+    return [*_MADE.values()]
+
+
+def made_levels() -> list[HorovodProcessSet]:
+    """Return the sets of two levels that ``init()`` has made."""
+    return [each for each in _MADE.values() if each.process_set_id is not None]
 
 
 @once_per_rank

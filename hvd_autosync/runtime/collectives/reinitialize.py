@@ -3,7 +3,7 @@
 Horovod reads its variables in ``hvd.init()`` only. Between two steps, where nothing is under way,
 it can be shut down and initialized again in the same processes (:func:`reinitialize`); parameters,
 optimizers and process sets stay what they are. All ranks first agree that it is possible, so that
-none is left without Horovod.
+none is left without Horovod. It can have more process sets afterwards, or fewer.
 
 Horovod 0.28.1 was not made for it in every respect:
 
@@ -22,16 +22,18 @@ Horovod 0.28.1 was not made for it in every respect:
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from horovod.common.process_sets import ProcessSet
 from horovod.torch import mpi_ops
 
 from hvd_autosync.errors import AutosyncError
@@ -106,16 +108,16 @@ class _Job:
     Attributes:
         rank: This rank.
         size: Number of ranks.
-        process_sets: Ranks of each process set but the global one, by number.
+        process_sets: Ranks of each process set but the global one.
     """
 
     rank: int
     size: int
-    process_sets: dict[int, list[int]]
+    process_sets: list[list[int]]
 
 
-def _job(process_sets: dict[int, list[int]]) -> _Job:
-    return _Job(mpi_ops.rank(), mpi_ops.size(), process_sets)
+def _job(process_sets: Iterable[list[int]]) -> _Job:
+    return _Job(mpi_ops.rank(), mpi_ops.size(), list(process_sets))
 
 
 def check_reinitialize(variables: Mapping[str, str | None]) -> str | None:
@@ -134,7 +136,11 @@ def check_reinitialize(variables: Mapping[str, str | None]) -> str | None:
     return _refusal(_gather(_Report(own, "", [sorted(variables.items())], {})))
 
 
-def reinitialize(variables: Mapping[str, str | None]) -> None:
+def reinitialize(
+    variables: Mapping[str, str | None],
+    added: Sequence[ProcessSet] = (),
+    removed: Sequence[ProcessSet] = (),
+) -> None:
     """Shut Horovod down and initialize it again with other variables; a collective.
 
     Call it between two steps, from the main thread of every rank. Other threads that call Horovod
@@ -144,6 +150,8 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
     Args:
         variables: Variables to set, or to unset if ``None``: some of ``changeable_variables()`` of
             :mod:`~hvd_autosync.search_space.horovod_settings`, the same on all ranks.
+        added: Process sets that Horovod does not have yet, in the same order on all ranks.
+        removed: Process sets that it has no longer then.
 
     Raises:
         CannotReinitializeError: It is refused; raised on all ranks, nothing has changed. In a phase
@@ -159,23 +167,28 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
     with signals_wait(), others_wait(), ExitStack() as stack:
         busy = in_flight()
         # While a process set is being added, Horovod does not tell which there are.
-        before = _job({} if busy else registered_process_sets())
-        request = [sorted(variables.items()), sorted(before.process_sets.items())]
+        known = {} if busy else registered_process_sets()
+        gone = {each.process_set_id for each in removed}
+        of_sets = [[each.ranks for each in added], sorted(gone)]
+        request = [sorted(variables.items()), sorted(known.items()), of_sets]
         rendezvous: dict[str, str | None] = {}
         if _meets_at_a_server():
             address, problem = _address()
-            if before.rank == 0 and not (own or busy or problem):
+            if mpi_ops.rank() == 0 and not (own or busy or problem):
                 try:
                     rendezvous = stack.enter_context(_rendezvous(address))
                 except (OSError, RuntimeError) as error:  # no port, descriptor or thread is left
                     problem = f"ranks cannot meet at {address}: {error}"
             # Only rank 0's is needed.
-            own = own or (problem if before.rank == 0 else "")
+            own = own or (problem if mpi_ops.rank() == 0 else "")
         last = last_initialization()
         init_s = 0.0 if last is None else last.took_s
         reports = _gather(_Report(own, busy, request, rendezvous, init_s))
         _check(reports)
-        _restart(before, variables, reports[0].rendezvous, _limit_s(reports))
+        begin = functools.partial(initialize_again, known, added, gone)
+        kept = [ranks for number, ranks in known.items() if number not in gone]
+        wanted = _job([*kept, *(each.ranks for each in added)])
+        _restart(begin, wanted, variables, reports[0].rendezvous, _limit_s(reports))
 
 
 def _limit_s(reports: list[_Report]) -> float:
@@ -184,13 +197,22 @@ def _limit_s(reports: list[_Report]) -> float:
 
 
 def _restart(
-    before: _Job,
+    begin: Callable[[], None],
+    wanted: _Job,
     variables: Mapping[str, str | None],
     rendezvous: Mapping[str, str | None],
     limit_s: float,
 ) -> None:
-    """Restart Horovod; a rank that cannot ends, because nothing could be done without it."""
-    rank = before.rank
+    """Restart Horovod; a rank that cannot ends, because nothing could be done without it.
+
+    Args:
+        begin: Does it.
+        wanted: What the job has to be afterwards.
+        variables: As of :func:`reinitialize`.
+        rendezvous: Variables of the rendezvous, if there is one.
+        limit_s: Longest time without Horovod.
+    """
+    rank = wanted.rank
 
     def end(terminated: bool) -> None:
         hung = f"has hung for {limit_s:.0f} seconds"
@@ -199,15 +221,14 @@ def _restart(
     with time_limit(limit_s, end), with_variables(rendezvous):
         set_variables(variables)  # not before the limit, which may be refused a thread
         try:
-            initialize_again(before.process_sets)
+            begin()
             # Before the others may go on, end, and shut Horovod down with them.
-            after = _job(registered_process_sets())
+            after = _job(registered_process_sets().values())
             # No rank needs the rendezvous any more once all have initialized.
             mpi_ops.allgather(torch.zeros(1, device="cpu"), name=f"{_NAME}.done")
         except Exception as error:
             _end(rank, f"another rank has probably ended ({error})")
-    assert (after.rank, after.size) == (before.rank, before.size)
-    assert [*after.process_sets.values()] == [*before.process_sets.values()]
+    assert after == wanted
 
 
 def _end(rank: int, why: str) -> NoReturn:

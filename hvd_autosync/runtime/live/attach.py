@@ -12,6 +12,7 @@ from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
 from hvd_autosync.runtime.collectives.initialization import variables_read
+from hvd_autosync.runtime.collectives.levels import levels_to_add, made_levels
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, reinitialize
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
@@ -51,6 +52,9 @@ class Attacher:
 
     def __init__(self) -> None:
         self._begun = current.strategy or Strategy(), current.sync_plan or SyncPlan()
+        #: Whether Horovod has the process sets of two levels. Each delays all operations, so that
+        #: no other strategy has them.
+        self._levels = self._begun[1].exchange.two_levels
         self.variables = {name: os.environ.get(name) for name in live_variables()}
         unset = dict.fromkeys(dict(horovod_settings(self._begun[0]).environment))
         self._own = {name: unset.get(name, value) for name, value in self.variables.items()}
@@ -109,7 +113,8 @@ class Attacher:
             NotNowError: Operations are under way on some rank, or a step has begun.
             ConfigurationError: The strategy does not fit the parameters, the job or some rank's
                 memory.
-            CannotReinitializeError: It needs other variables, which this job cannot change.
+            CannotReinitializeError: It needs other variables or process sets, and Horovod cannot
+                be initialized again.
             NotOnAllError: Some rank cannot do its part, such as serve its part of the states.
         """
         plan = sync_plan(strategy, classes) or SyncPlan()
@@ -119,11 +124,22 @@ class Attacher:
             _check_memory(optimizers, _copies(plan.exchange, size()))
         settings = dict(horovod_settings(strategy).environment)
         wanted = {name: settings.get(name, own) for name, own in self._own.items()}
-        if wanted != self.variables:
-            reinitialize({n: v for n, v in wanted.items() if v != self.variables[n]})
-            self.variables = wanted
-        for optimizer in optimizers:
-            switch(optimizer, plan)
+        levels = plan.exchange.two_levels
+        leaves = self._levels and not levels
+        if leaves:  # first: no bucket may have process sets that go
+            _switch(optimizers, plan)
+        if wanted != self.variables or levels != self._levels:
+            changed = {n: v for n, v in wanted.items() if v != self.variables[n]}
+            added = levels_to_add() if levels and not self._levels else []
+            reinitialize(changed, added, made_levels() if leaves else [])
+            self.variables, self._levels = wanted, levels
+        if not leaves:
+            _switch(optimizers, plan)
+
+
+def _switch(optimizers: Sequence[Any], plan: SyncPlan) -> None:
+    for optimizer in optimizers:
+        switch(optimizer, plan)
 
 
 def _copies(plan: ExchangePlan, ranks: int) -> float:

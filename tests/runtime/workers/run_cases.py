@@ -37,6 +37,8 @@ OTHERS_S = 120.0
 LOOK_S = 0.001
 #: In milliseconds. With its default of 1 Horovod's own thread takes a fifth of a processor.
 CYCLE_TIME = {"HOROVOD_CYCLE_TIME": "5"}
+#: Files whose cases initialize Horovod again.
+INITIALIZING = {"cases_levels_again", "cases_reinitialize"}
 #: Files whose cases send messages, as protocols do.
 MESSAGING = {
     "cases_lossy_methods",
@@ -115,7 +117,7 @@ def main(folder: str, limit_s: str, times: str, *names: str) -> None:
     faulthandler.dump_traceback_later(float(limit_s))
     torch.set_num_threads(1)
     wait_asleep()
-    if int(times) or "cases_reinitialize" in modules:
+    if int(times) or modules & INITIALIZING:
         record_initialization()  # whose variables Horovod's own cycle time is one of
     else:
         os.environ.update(CYCLE_TIME)  # until Horovod has read it: cases look at variables
