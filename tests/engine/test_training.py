@@ -117,7 +117,7 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
     process = subprocess.Popen(command, start_new_session=True)
     try:
         await_true(lambda: ranks() == 2, 120)
-        time.sleep(1.0)
+        time.sleep(0.3)  # the launcher is about to watch them
         (os.killpg if whole_group else os.kill)(process.pid, number)
         status = process.wait(timeout=120)
         assert status == (-9 if number == signal.SIGKILL else 128 + number)
