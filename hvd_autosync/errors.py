@@ -68,6 +68,10 @@ class TrialFilesError(AutosyncError):
     """A trial changed a file that cannot be restored, so the training must not start from it."""
 
 
+class FolderInUseError(TrialFilesError):
+    """Another job is being tuned in the working directory, where trials have no private files."""
+
+
 class StudyError(AutosyncError):
     """An operation on a study that its state does not allow."""
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import ConfigurationError, FolderInUseError
 from hvd_autosync.launch.cold import ColdRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.fork_servers import ForkServersError
@@ -101,15 +101,24 @@ class AutoRunner:
         Raises:
             TrialFilesError: A changed file cannot be restored.
         """
-        if self._watch is None:
-            revert_lost_trials(self._say)
-            self._watch = WatchedFiles(self._job.command, self._say, self._own, self._keep_files)
-        self._watch.begin(spec.trial_id)
+        watch = self._watched()
+        watch.begin(spec.trial_id)
         try:
             return self._launch(spec, limits, progress)
         finally:
             with signals_deferred():  # half of the user's files would stay as the trial left them
-                self._watch.end()
+                watch.end()
+
+    def _watched(self) -> WatchedFiles:
+        if self._watch is None:
+            revert_lost_trials(self._say)
+            self._watch = WatchedFiles(self._job.command, self._say, self._own, self._keep_files)
+        return self._watch
+
+    def _unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
     def _launch(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
@@ -134,9 +143,7 @@ class AutoRunner:
         try:
             self._close_warm()
         finally:
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None
+            self._unwatch()
 
     def _close_warm(self) -> None:
         if self._warm is not None:
@@ -151,6 +158,11 @@ class AutoRunner:
         progress: Callable[[TrialProgress], None],
     ) -> TrialResult:
         """Repeat a failed trial without private files, to see whether these are the cause."""
+        try:
+            self._watched()
+        except FolderInUseError as error:
+            self._say(f"a failed trial is not repeated without private files: {error.message}")
+            return result
         self._files.private = False
         again = self._run_watched(spec, _after(result, limits), progress)
         if _ran_out(again):
@@ -158,6 +170,7 @@ class AutoRunner:
             return _instead_of(again, result)
         if again.status in (*_FAILED, TrialStatus.ENDED_EARLY):
             self._files.private = self._files.cleared = True
+            self._unwatch()
             return _instead_of(again, result)
         self._share_files(f"a trial failed with private files ({result.reason}); {suspicion}")
         return _instead_of(result, again)

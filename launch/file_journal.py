@@ -164,7 +164,8 @@ class FileJournal:
     def claim(self, folder: str) -> str:
         """Claim a working directory for the trials of this driver.
 
-        Of two that claim at once neither may have it.
+        Of two that claim at once neither may have it. Claims of other hosts, and of containers with
+        folders of their own, are of other folders, by the numbers of their file systems.
 
         Args:
             folder: Its real path.
@@ -172,15 +173,19 @@ class FileJournal:
         Returns:
             This folder, one in it, or one that it is in, if the driver of another journal has
             claimed that, and lives; "": it is claimed now.
+
+        Raises:
+            OSError: The claim cannot be written.
         """
-        if self._lock < 0:
-            return ""  # a file system without locks, or no data folder: none is seen
-        own = Path(folder)
-        (self.folder / _CLAIM).write_text(folder, errors="surrogateescape")
+        if self._lock < 0 or self.folder.parent.name != _FOLDER:
+            return ""  # a file system without locks, or no data folder: others cannot be seen
+        own = _places_of(folder)
+        text = json.dumps([folder, own])
+        (self.folder / _CLAIM).write_text(text)
         for other in self.folder.parent.iterdir():
-            with contextlib.suppress(OSError):  # its driver has just ended
-                claimed = Path((other / _CLAIM).read_text(errors="surrogateescape"))
-                apart = not (own.is_relative_to(claimed) or claimed.is_relative_to(own))
+            with contextlib.suppress(OSError, ValueError):  # its driver has just ended, or begun
+                claimed, places = json.loads((other / _CLAIM).read_text())
+                apart = places[0] not in own and own[0] not in places
                 if other == self.folder or apart:
                     continue
                 try:
@@ -306,6 +311,12 @@ def left_journals() -> Iterator[FileJournal]:
 def this_host() -> str:
     """Return the name of this host, as records have it."""
     return socket.gethostname()
+
+
+def _places_of(folder: str) -> list[list[int]]:
+    """Return device and inode of a folder, and of those that it is in."""
+    found = [path.stat() for path in (Path(folder), *Path(folder).parents)]
+    return [[each.st_dev, each.st_ino] for each in found]
 
 
 def _locked(folder: Path) -> int:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from hvd_autosync.errors import TrialFilesError
+from hvd_autosync.errors import FolderInUseError, TrialFilesError
 from hvd_autosync.launch.file_journal import FileJournal
 from hvd_autosync.launch.file_states import FileState
 from hvd_autosync.launch.originals import Originals
@@ -39,8 +39,8 @@ class WatchedFiles:
         copied_bytes: Most bytes to copy.
 
     Raises:
-        TrialFilesError: There is no folder for the copies, or another job is being tuned in the
-            working directory.
+        TrialFilesError: There is no folder for the copies.
+        FolderInUseError: Another job is being tuned in the working directory.
     """
 
     def __init__(
@@ -52,17 +52,21 @@ class WatchedFiles:
         copied_bytes: int = _MOST_COPIED_BYTES,
     ) -> None:
         self._roots = watched_paths(command)
+        journal = None
         try:
-            self._journal = FileJournal()
+            self._journal = journal = FileJournal()
+            claimed = journal.claim(self._roots[0])
         except OSError as error:
+            if journal is not None:
+                journal.close()
             raise TrialFilesError(
                 f"there is no folder for copies of the files of {self._roots[0]}, which trials "
                 f"may change: {error.strerror}",
                 hint="Set XDG_DATA_HOME or TMPDIR to a folder that you may write to.",
             ) from None
-        if claimed := self._journal.claim(self._roots[0]):
+        if claimed:
             self._journal.close()
-            raise TrialFilesError(
+            raise FolderInUseError(
                 f"another job is being tuned in {claimed}; here files of trials cannot be private, "
                 "so each job would take the other's files for those of its own trials",
                 hint="Wait until it has ended, or start this one in a folder of its own.",

@@ -16,6 +16,7 @@ from hvd_autosync.launch import auto
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.watched_files import WatchedFiles
 from hvd_autosync.search_space import Host, Strategy, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.trial import OUT_OF_TIME, PRUNED
 
@@ -154,6 +155,25 @@ def test_the_times_of_all_runs_of_a_trial_count(
     assert result.status is again
     assert (result.total_s, result.discarded_s) == (10.0, 30.0)
     assert [limits.total_s for limits in cold.limits] == [25.0, 5.0]  # type: ignore[attr-defined]
+
+
+def test_a_trial_is_not_repeated_where_another_job_is_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That has no private files, and this one has."""
+    monkeypatch.chdir(tmp_path)
+    driven = Driven(sys.executable, str(SCRIPT), cold=True)
+    monkeypatch.setattr(driven.runner._files, "private", True)
+    monkeypatch.setattr(driven.runner._files, "suspicion", lambda *_: "its output has a sign")
+    driven.runner._cold = Ends(*[TrialStatus.CRASHED] * 3)  # type: ignore[assignment]
+    other = WatchedFiles(["python", "train.py"], print)
+    assert driven.run().status is TrialStatus.CRASHED
+    assert driven.runner._files.private and not driven.runner._files.cleared
+    assert "another job is being tuned in" in driven.said[-1]
+    other.close()
+    assert driven.run().status is TrialStatus.CRASHED
+    assert driven.runner._files.cleared
+    WatchedFiles(["python", "train.py"], print).close()  # the folder is not kept
 
 
 def test_a_probe_that_fails_is_no_sign_of_private_files(monkeypatch: pytest.MonkeyPatch) -> None:

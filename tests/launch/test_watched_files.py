@@ -1,5 +1,6 @@
 """What trials change is put back, and nothing that somebody wrote is lost."""
 
+import json
 import os
 import shutil
 import socket
@@ -75,6 +76,14 @@ def test_a_folder_whose_driver_was_killed_or_that_is_beside_it_is_free(
     monkeypatch.chdir(folder)
     os.close(watch.files._journal._lock)  # as the kernel does
     watch.files._journal._lock = -1
+    Watch("python", "train.py").files.close()
+
+
+def test_the_same_path_elsewhere_is_another_folder(folder: Path, watch: Watch) -> None:
+    """As in two containers that share the data folder."""
+    claim = watch.files._journal.folder / "claim"
+    path, places = json.loads(claim.read_text())
+    claim.write_text(json.dumps([path, [[device, inode + 1] for device, inode in places]]))
     Watch("python", "train.py").files.close()
 
 
