@@ -244,8 +244,13 @@ class Guard(JoinHook):
         """
         self._all, self._of_averages, self._made = _Sum(), _Sum(), 0
         tests = self._envelope, self._of_some
-        own = json.dumps([self._loaded, *(each.to_json() for each in tests)])
-        loaded, *seen = zip(*map(json.loads, gather_texts(own, f"{self._name}.tests")), strict=True)
+        # A rank that was away has missed that the others have started over.
+        unpredicted = self._prediction is None
+        own = json.dumps([self._loaded, unpredicted, *(each.to_json() for each in tests)])
+        gathered = map(json.loads, gather_texts(own, f"{self._name}.tests"))
+        loaded, without, *seen = zip(*gathered, strict=True)
+        if any(without):
+            self.forget_prediction()
         with self._lock:
             for place, each in enumerate(tests):
                 each.take(max(seen[place], key=lambda of: int(of["windows"])))

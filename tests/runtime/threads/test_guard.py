@@ -368,7 +368,8 @@ def test_ranks_start_over_together_though_one_was_away_meanwhile(
     def body() -> list[int]:
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = wrapped([parameter], lr=1.0)
-        guard, losses, rejected = Guard("own"), Losses(), []
+        predicted = LossPrediction((1.0,) * 60, (0.05,) * 60)
+        guard, losses, rejected = Guard("own", predicted), Losses(), []
         for epoch in range(4):
             for step in range(10 * _WINDOW if rank() or epoch != 1 else 2):
                 losses.seen(torch.tensor(9.0 if epoch else 1.0))
