@@ -130,6 +130,7 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
     from hvd_autosync.engine.live_stage import judged_study
     from hvd_autosync.reporting import closing_lines, ended_line, progress_listener
     from hvd_autosync.reporting.live import cost_line
+    from hvd_autosync.search_space.horovod_settings import launch_knobs
 
     def on_switch(study: StudyRecord, cost: Cost) -> None:
         leave_note(STUDY_NOTE, study.study_id)  # it may be one that was not begun here
@@ -149,10 +150,19 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
     begin = received["begin"]
     with closing(progress_listener()) as listener:
         job = live_job(begin)  # which loads extensions
-        again = begin["reinitializes"]
-        noted = _Noted(listener, reached)
-        judged = judged_study(options)
-        LiveStudy(training, job, options, noted, again, on_switch, ends, on_end, judged).run()
+        fixed = launch_knobs(reinitializes=begin["reinitializes"])
+        LiveStudy(
+            training,
+            job,
+            options,
+            _Noted(listener, reached),
+            fixed,
+            on_switch,
+            ends,
+            on_end,
+            judged_study(options),
+            adds_levels=begin["adds_levels"],
+        ).run()
 
 
 class _Noted(ForwardingListener):

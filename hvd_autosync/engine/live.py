@@ -22,7 +22,6 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LiveRunner, Training, go_on_under, train_under
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
-from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.study.resumed import has_rested
 from hvd_autosync.study.study import AskTellStudy
@@ -65,12 +64,13 @@ class LiveStudy:
         job: Its job.
         options: The options of the tuning.
         listener: Receives the events.
-        reinitializes: Whether it can initialize Horovod again.
+        fixed: Knobs that cannot change in this training.
         on_switch: Called when the training goes on under the winner.
         ends: Whether the tuning is to end, without its training; asked between trials.
         on_end: Called when the training goes on after such an end, with the study and, if it has
             proven no strategy, the earlier one whose result stays.
         judged: The study of launched trials under whose winner the training has begun, if any.
+        adds_levels: Whether Horovod can have process sets of two levels in this training.
     """
 
     def __init__(
@@ -79,16 +79,17 @@ class LiveStudy:
         job: Job,
         options: Options,
         listener: Listener,
-        reinitializes: bool,
+        fixed: Collection[str],
         on_switch: Callable[[StudyRecord, Cost], None],
         ends: Callable[[], bool] = lambda: False,
         on_end: Callable[[AskTellStudy, StudyRecord | None], None] = lambda study, earlier: None,
         judged: StudyRecord | None = None,
+        *,
+        adds_levels: bool = False,
     ) -> None:
         self._judged = judged
         self._on_switch, self._on_end = on_switch, on_end
-        self._reinitializes = reinitializes
-        self._fixed = launch_knobs(reinitializes=reinitializes)
+        self._fixed, self._adds_levels = fixed, adds_levels
         self._told = False
         self._kept: StudyRecord | None = None
         self._training = training
@@ -149,9 +150,7 @@ class LiveStudy:
         """Tune the training, and let it go on under the winner."""
         with closing(TraceStore(self._options.store)) as store:
             failed = failed_choices(store, self._own_keys())
-        unwanted = choices_not_live(
-            elastic=self._training.elastic, reinitializes=self._reinitializes
-        )
+        unwanted = choices_not_live(elastic=self._training.elastic, adds_levels=self._adds_levels)
         for name, choices in failed.items():
             unwanted[name] = unwanted.get(name, set()) | choices
         if failed and not self._told:

@@ -37,7 +37,7 @@ _SHOWS = (
     "has a password, or a parameter that may be one, which the command lines of ranks would show"
 )
 _WHY_NOT_LIVE: dict[Value, str] = {
-    OF_PROCESS_SETS: "needs Horovod to be initialized again",
+    OF_PROCESS_SETS: "needs process sets, which not every training can add",
     _OF_OWNERS: "would lose states with a rank",
     HIERARCHICAL_FACTORS: "needs equally many ranks on each host",
     _DEFERRED: "would lose steps with a rank",
@@ -153,24 +153,27 @@ def why_not_live(job: Job, options: Options, restrictions: dict[str, Any]) -> st
     at_start = launch_knobs(reinitializes=not job.elastic)
     if knobs := at_start & set(restrictions.get("knobs", ())):
         return f"Horovod reads {', '.join(sorted(knobs))} of the space file at its start"
-    unwanted = choices_not_live(elastic=job.elastic, reinitializes=not job.elastic)
+    unwanted = choices_not_live(elastic=job.elastic, adds_levels=not job.elastic)
     for name, choices in unwanted.items():
         table = restrictions.get("knobs", {}).get(name, {})
-        if asked := choices & {table.get("fixed"), *table.get("choices", ())}:
+        wanted = {table["fixed"]} if "fixed" in table else {*table.get("choices", ())}
+        if wanted == {OF_PROCESS_SETS}:  # some trainings cannot add process sets
+            choices.add(OF_PROCESS_SETS)
+        if asked := choices & wanted:
             return f"{', '.join(map(str, asked))} of the space file {_WHY_NOT_LIVE[asked.pop()]}"
     if knobs := at_start & extensions.ADDED.knobs:
         return f"ranks read {', '.join(sorted(knobs))} of your extensions at their start"
     return None
 
 
-def choices_not_live(*, elastic: bool, reinitializes: bool) -> dict[str, set[Value]]:
+def choices_not_live(*, elastic: bool, adds_levels: bool) -> dict[str, set[Value]]:
     """Return the choices of each knob that no live trial tries.
 
     Args:
         elastic: Whether the ranks of the job may change.
-        reinitializes: Whether the job can initialize Horovod again.
+        adds_levels: Whether Horovod can have process sets of two levels.
     """
-    choices: set[Value] = set() if reinitializes else {OF_PROCESS_SETS}
+    choices: set[Value] = set() if adds_levels else {OF_PROCESS_SETS}
     if elastic:
         choices |= {_OF_OWNERS, HIERARCHICAL_FACTORS}
     unwanted = {class_knob(name, "exchange"): set(choices) for name in PARAMETER_CLASSES}

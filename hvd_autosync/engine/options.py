@@ -234,9 +234,10 @@ class Options:
         "Where trials run: in the steps of the training itself, which is started once (live), or "
         "each in a launch of its own before the training (launched). Live trials change exact "
         "knobs only, and not the controller, the fusion threshold, the cycle time, "
-        "batch_d2d_memcopies, variables of NCCL or the number of threads. With auto: live if options, job and script allow it, else "
-        "launched, with the reason. Lossy knobs (--autosync-allow) are judged in launched trials, "
-        "and the training is then tuned live under what they find.",
+        "batch_d2d_memcopies, variables of NCCL or the number of threads. With auto: live if "
+        "options, job and script allow it, else launched, with the reason. Lossy knobs "
+        "(--autosync-allow) are judged in launched trials, and the training is then tuned live "
+        "under what they find.",
     )
     keep_trial_files: str | None = _option(
         None,

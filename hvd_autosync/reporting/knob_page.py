@@ -83,7 +83,7 @@ def _live_text(spec: KnobSpec) -> str:
         return "no"
     if knob.name in launch_knobs(reinitializes=False):
         return "by initializing again"
-    again = sorted(choices_not_live(elastic=False, reinitializes=False).get(knob.name, ()))
+    again = sorted(choices_not_live(elastic=False, adds_levels=False).get(knob.name, ()))
     return f"yes; {', '.join(map(knob.format, again))} by initializing again" if again else "yes"
 
 

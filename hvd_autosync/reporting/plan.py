@@ -159,7 +159,7 @@ def _possible(
     from hvd_autosync.engine.mode import choices_not_live
 
     fixed_knobs = launch_knobs(reinitializes=not job.elastic) if live else ()
-    unwanted = choices_not_live(elastic=job.elastic, reinitializes=not job.elastic) if live else {}
+    unwanted = choices_not_live(elastic=job.elastic, adds_levels=not job.elastic) if live else {}
     possible = _possible_spaces(job, options, fixed_knobs)
     spaces = [without_choices(restrict_space(each, restrictions), unwanted) for each in possible]
     knobs: dict[str, Knob] = {knob.name: knob for space in spaces for knob in space.knobs}

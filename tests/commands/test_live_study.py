@@ -18,6 +18,14 @@ from hvd_autosync.traces.owner import Owner
 from hvd_autosync.util.variables import END_TUNING_NOTE, STUDY_NOTE, TUNING_ENDED_NOTE
 
 MAIN = "from hvd_autosync.commands import live_study as it"
+#: What rank 0 says first, but for whether Horovod can be initialized again.
+BEGIN: dict[str, Any] = {
+    "type": "begin",
+    "process": 1,
+    "hosts": ["a", "a"],
+    "command": ["python", "x.py"],
+    "adds_levels": False,
+}
 
 
 def start(code: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
@@ -62,8 +70,7 @@ LOADING = f"{PATIENT}import threading\nit._load = lambda training: threading.Eve
 def test_a_training_that_ends_first_does_not_wait_for_it(
     tmp_path: Path, last: list[dict[str, Any]], said: str
 ) -> None:
-    begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
-    words = "".join(f"{json.dumps(each)}\n" for each in (begin | {"reinitializes": True}, *last))
+    words = "".join(f"{json.dumps(each)}\n" for each in (BEGIN | {"reinitializes": True}, *last))
     with start(f"{LOADING}it.main()", tmp_path) as helper:
         _, lines = helper.communicate(words, timeout=280)
     assert helper.returncode == 0, lines
@@ -93,9 +100,8 @@ def test_ranks_of_an_elastic_job_do_not_wait_for_a_calculation(tmp_path: Path, d
     stuck = "import time\nfrom hvd_autosync.engine import tuning\n"
     stuck += f"tuning.links_of = lambda *args, **given: time.sleep(1000)\n{PATIENT}it.main()"
     with start(stuck, tmp_path, HOROVOD_ELASTIC="1") as helper:
-        begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
         assert helper.stdin is not None and helper.stderr is not None
-        helper.stdin.write(json.dumps(begin | {"reinitializes": False, "elastic": True}) + "\n")
+        helper.stdin.write(json.dumps(BEGIN | {"reinitializes": False, "elastic": True}) + "\n")
         helper.stdin.flush()
         assert "study" in helper.stderr.readline()
         if dies:
@@ -117,9 +123,8 @@ def test_a_training_that_is_stopped_between_two_trials_is_not_lost(
     marker = tmp_path / "stopped"
     options = {"HVD_AUTOSYNC_STOPPED": str(marker), "HVD_AUTOSYNC_REUSE": reuse}
     with start(f"{PATIENT}it.main()", tmp_path, **options) as helper:
-        begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
         assert helper.stdin is not None and helper.stderr is not None
-        helper.stdin.write(json.dumps(begin | {"reinitializes": False}) + "\n")
+        helper.stdin.write(json.dumps(BEGIN | {"reinitializes": False}) + "\n")
         helper.stdin.flush()
         assert "study" in helper.stderr.readline()
         if stopped:
@@ -134,9 +139,8 @@ def test_a_notebook_learns_the_study_and_ends_its_tuning(tmp_path: Path) -> None
     (tmp_path / END_TUNING_NOTE).touch()
     stopped = str(tmp_path / "stopped")
     with start(f"{PATIENT}it.main()", tmp_path, HVD_AUTOSYNC_STOPPED=stopped) as helper:
-        begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
         assert helper.stdin is not None and helper.stderr is not None
-        helper.stdin.write(json.dumps(begin | {"reinitializes": False}) + "\n")
+        helper.stdin.write(json.dumps(BEGIN | {"reinitializes": False}) + "\n")
         helper.stdin.flush()
         line = helper.stderr.readline()
         assert line.startswith("hvd-autosync: study ")
@@ -193,10 +197,9 @@ def test_an_invalid_option_is_said_in_lines(tmp_path: Path) -> None:
 
 
 def test_a_training_without_a_result_to_reuse_is_said_to_be_untuned(tmp_path: Path) -> None:
-    begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
     with start(f"{PATIENT}it.main()", tmp_path, HVD_AUTOSYNC_REUSE="only") as helper:
         assert helper.stdin is not None and helper.stderr is not None
-        helper.stdin.write(json.dumps(begin | {"reinitializes": False}) + "\n")
+        helper.stdin.write(json.dumps(BEGIN | {"reinitializes": False}) + "\n")
         helper.stdin.flush()
         words = helper.stderr.read()
         assert helper.wait(280) == 0

@@ -163,7 +163,7 @@ def no_thread_stays() -> Iterator[None]:
 
 
 def study_of(
-    simulated: SimulatedTraining, options: Options, *, reinitializes: bool = False, **given: Any
+    simulated: SimulatedTraining, options: Options, **given: Any
 ) -> tuple[LiveStudy, list[tuple[StudyRecord, Cost]]]:
     switches: list[tuple[StudyRecord, Cost]] = []
     study = LiveStudy(
@@ -171,7 +171,7 @@ def study_of(
         JOB,
         options,
         MagicMock(),
-        reinitializes,
+        launch_knobs(reinitializes=False),
         lambda *each: switches.append(each),
         **given,
     )
@@ -204,18 +204,18 @@ def numeric_options(folder: Path, reuse: str) -> Options:
     return options(folder, reuse=reuse, space=str(space))
 
 
-@pytest.mark.parametrize("reinitializes", [False, True])
-def test_what_needs_process_sets_is_tried_where_horovod_can_be_initialized_again(
-    reinitializes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("adds_levels", [False, True])
+def test_what_needs_process_sets_is_tried_where_horovod_can_have_them(
+    adds_levels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tune = MagicMock(side_effect=TrainingEnded("the training has ended"))
     monkeypatch.setattr(live, "tune", tune)
-    study, _ = study_of(SimulatedTraining(), options(tmp_path), reinitializes=reinitializes)
+    study, _ = study_of(SimulatedTraining(), options(tmp_path), adds_levels=adds_levels)
     with pytest.raises(TrainingEnded):
         study.run()
     left_out = tune.call_args.kwargs["unwanted"]
     for name in ("embedding", "large", "rest"):
-        assert left_out[f"{name}_exchange"] == (set() if reinitializes else {"hierarchical"})
+        assert left_out[f"{name}_exchange"] == (set() if adds_levels else {"hierarchical"})
     assert not study._listener.on_notice.called  # type: ignore[attr-defined]
 
 

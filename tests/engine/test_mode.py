@@ -75,12 +75,21 @@ def test_a_space_file_may_be_about_what_horovod_reads_at_its_start(
     assert (knob in reason) if launched and reason else reason is None
 
 
-@pytest.mark.parametrize("exchange", ["hierarchical", "sharded"])
-def test_a_space_file_may_ask_for_any_exchange(
-    options: Options, tmp_path: Path, exchange: str
+@pytest.mark.parametrize(
+    ("table", "launched"),
+    [
+        ('fixed = "hierarchical"', True),
+        ('choices = ["hierarchical"]', True),
+        ('choices = ["allreduce", "hierarchical"]', False),
+        ('fixed = "sharded"', False),
+    ],
+)
+def test_a_space_file_may_leave_nothing_but_process_sets(
+    options: Options, tmp_path: Path, table: str, launched: bool
 ) -> None:
-    (tmp_path / "space.toml").write_text(f'[knobs.large_exchange]\nfixed = "{exchange}"\n')
-    assert why_launched(JOB, replace(options, space=str(tmp_path / "space.toml"))) is None
+    (tmp_path / "space.toml").write_text(f"[knobs.large_exchange]\n{table}\n")
+    reason = why_launched(JOB, replace(options, space=str(tmp_path / "space.toml")))
+    assert ("process sets" in (reason or "")) is launched
 
 
 ELASTIC = replace(JOB, options=("-np", "1", "--min-np", "1"), hosts=(Host("192.0.2.1", 1),))
@@ -91,7 +100,7 @@ ELASTIC = replace(JOB, options=("-np", "1", "--min-np", "1"), hosts=(Host("192.0
     [
         ("cache_capacity]\nfixed = 0", "cache_capacity"),
         ('large_exchange]\nfixed = "sharded"', "lose states"),
-        ('large_exchange]\nfixed = "hierarchical"', "Horovod to be initialized again"),
+        ('large_exchange]\nfixed = "hierarchical"', "process sets"),
         ('large_exchange]\nfixed = "hierarchical_factors"', "equally many ranks on each host"),
         ('order]\nchoices = ["arrival", "priority"]', "lose steps"),
         ("buckets]\nhigh = 4", ""),

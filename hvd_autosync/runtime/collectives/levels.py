@@ -105,21 +105,33 @@ def _with_levels(init: Callable[..., Any], places: list[tuple[int, int]]) -> Cal
     return with_levels
 
 
+def can_add_levels() -> bool:
+    """Return whether Horovod may have the sets of two levels after it is initialized again.
+
+    A collective. The next start of the job has to have them from ``init()`` on, too
+    (:func:`prepare_levels`). A script that has process sets, or may add some, keeps them to itself:
+    Horovod has at most one of the same ranks.
+    """
+    last = last_initialization()
+    plain = last is not None and last.comm is None and (last.dynamic or "0") == "0"
+    known = _places_from_environment(os.environ) is not None
+    (missing,) = agree_any([not (plain and known) or bool(_others())], "levels.possible")
+    return not missing
+
+
 def levels_to_add() -> list[HorovodProcessSet]:
     """Return the sets of two levels, which this job does not have yet; a collective.
 
     They are for a Horovod that is initialized again: :func:`two_levels` finds them there.
 
     Raises:
-        SpaceError: The job has not two levels; or the script has process sets, or may add some:
-            Horovod has at most one of the same ranks.
+        SpaceError: The job cannot have them (:func:`can_add_levels`), or has not two levels.
     """
     check_levels("hierarchical")
-    last = last_initialization()
-    adds = last is not None and (last.dynamic or "0") != "0"
-    if any(agree_any([adds or bool(registered_process_sets())], "levels.scripts")):
+    if not can_add_levels():
         raise SpaceError(
-            "the script has process sets of its own, or may add some",
+            "this job's process sets for the exchange 'hierarchical' cannot come from hvd.init(), "
+            "or the script has some of its own",
             hint="Tune with --autosync-mode launched.",
         )
     for key, ranks in _members(hosts_and_slots()).items():
@@ -128,8 +140,20 @@ def levels_to_add() -> list[HorovodProcessSet]:
 
 
 def made_levels() -> list[HorovodProcessSet]:
-    """Return the sets of two levels that ``init()`` has made."""
-    return [each for each in _MADE.values() if each.process_set_id is not None]
+    """Return the sets of two levels that Horovod has from its ``init()``."""
+    registered = registered_process_sets() if _MADE else {}
+    return [e for e in _MADE.values() if registered.get(_number(e)) == e.ranks]
+
+
+def _others() -> list[int]:
+    """Return the numbers of process sets that are none of these."""
+    own = {_number(each) for each in made_levels()}
+    return [number for number in registered_process_sets() if number not in own]
+
+
+def _number(members: HorovodProcessSet) -> int:
+    """Return the number of a set; -1 if Horovod does not have it."""
+    return -1 if members.process_set_id is None else int(members.process_set_id)
 
 
 @once_per_rank

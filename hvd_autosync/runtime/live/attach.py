@@ -12,9 +12,13 @@ from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
 from hvd_autosync.runtime.collectives.initialization import variables_read
-from hvd_autosync.runtime.collectives.levels import levels_to_add, made_levels
+from hvd_autosync.runtime.collectives.levels import can_add_levels, levels_to_add, made_levels
 from hvd_autosync.runtime.collectives.operations import rank, size
-from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, reinitialize
+from hvd_autosync.runtime.collectives.reinitialize import (
+    NotNowError,
+    check_reinitialize,
+    reinitialize,
+)
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.live.memory import free_bytes
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
@@ -52,12 +56,19 @@ class Attacher:
 
     def __init__(self) -> None:
         self._begun = current.strategy or Strategy(), current.sync_plan or SyncPlan()
-        #: Whether Horovod has the process sets of two levels. Each delays all operations, so that
-        #: no other strategy has them.
-        self._levels = self._begun[1].exchange.two_levels
+        self._plan = self._begun[1]
         self.variables = {name: os.environ.get(name) for name in live_variables()}
         unset = dict.fromkeys(dict(horovod_settings(self._begun[0]).environment))
         self._own = {name: unset.get(name, value) for name, value in self.variables.items()}
+
+    def abilities(self) -> dict[str, bool]:
+        """Return what strategies may change here; a collective.
+
+        Returns:
+            ``reinitializes``: Horovod's variables; ``adds_levels``: its process sets.
+        """
+        again = self.reinitializes()
+        return {"reinitializes": again, "adds_levels": again and can_add_levels()}
 
     def reinitializes(self) -> bool:
         """Return whether strategies may change Horovod's variables here; a collective.
@@ -124,17 +135,24 @@ class Attacher:
             _check_memory(optimizers, _copies(plan.exchange, size()))
         settings = dict(horovod_settings(strategy).environment)
         wanted = {name: settings.get(name, own) for name, own in self._own.items()}
-        levels = plan.exchange.two_levels
-        leaves = self._levels and not levels
-        if leaves:  # first: no bucket may have process sets that go
+        # Each process set delays all operations: only a strategy that needs them has them.
+        made, needed = made_levels(), plan.exchange.two_levels
+        added = levels_to_add() if needed and not made else []
+        removed = [] if needed else made
+        if removed:  # first: no bucket may have process sets that go
             _switch(optimizers, plan)
-        if wanted != self.variables or levels != self._levels:
-            changed = {n: v for n, v in wanted.items() if v != self.variables[n]}
-            added = levels_to_add() if levels and not self._levels else []
-            reinitialize(changed, added, made_levels() if leaves else [])
-            self.variables, self._levels = wanted, levels
-        if not leaves:
+        if wanted != self.variables or added or removed:
+            try:
+                changed = {n: v for n, v in wanted.items() if v != self.variables[n]}
+                reinitialize(changed, added, removed)
+            except NotNowError:
+                if removed:
+                    _switch(optimizers, self._plan)  # as if nothing had been done
+                raise
+            self.variables = wanted
+        if not removed:
             _switch(optimizers, plan)
+        self._plan = plan
 
 
 def _switch(optimizers: Sequence[Any], plan: SyncPlan) -> None:

@@ -148,14 +148,19 @@ def _leave_core(process: int) -> None:
         os.sched_setaffinity(process, os.sched_getaffinity(os.getppid()))
 
 
-def begin_message(hosts: list[str], *, reinitializes: bool) -> Message:
-    """Return what the helper has to know of the job, whose rank 0 is this process."""
+def begin_message(hosts: list[str], abilities: Mapping[str, bool]) -> Message:
+    """Return what the helper has to know of the job, whose rank 0 is this process.
+
+    Args:
+        hosts: The host of each rank.
+        abilities: What can be changed in this training: :meth:`Attacher.abilities`.
+    """
     return {
         "type": "begin",
         "hosts": hosts,
         "command": [sys.executable, *sys.argv],
         "process": os.getpid(),
-        "reinitializes": reinitializes,
+        **abilities,
         "elastic": is_elastic(os.environ),
     }
 

@@ -294,8 +294,8 @@ class LiveTuning(JoinHook):
         if reason := refused(own, self.living()):
             self._refuse(reason)
             return
-        reinitializes = self._attacher.reinitializes()
-        self._send(lambda: begin_message(hosts, reinitializes=reinitializes))
+        abilities = self._attacher.abilities()
+        self._send(lambda: begin_message(hosts, abilities))
         self._clock.begin_tuning(perf_counter())
 
     def _try_to_obey(self, message: Message) -> None:

@@ -128,8 +128,8 @@ class Attached:
         self.gone: set[Strategy] = set()
         self.not_before = 0
 
-    def reinitializes(self) -> bool:
-        return True
+    def abilities(self) -> dict[str, bool]:
+        return {"reinitializes": True, "adds_levels": True}
 
     def attach(self, optimizers: Any, strategy: Strategy, classes: Any) -> None:
         if strategy == ODD or strategy in self.gone:

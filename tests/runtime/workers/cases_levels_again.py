@@ -13,6 +13,7 @@ from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, raise
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives import initialization
 from hvd_autosync.runtime.collectives.initialization import registered_process_sets
+from hvd_autosync.runtime.collectives.reinitialize import NotNowError
 from hvd_autosync.runtime.live.attach import Attacher
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.strategy import Strategy
@@ -81,12 +82,39 @@ def case_process_sets_come_and_go_with_the_strategy():
     assert_close(ours, horovods)
 
 
+def case_a_strategy_is_left_later_where_operations_are_under_way():
+    """It goes on with its process sets until then."""
+    with adding_no_sets():
+        attacher, handles = Attacher(), []
+
+        def attach(optimizer, number):
+            if number == 2:
+                attacher.attach([optimizer], TWO_LEVELS, {})
+            if number == 4:
+                handles.append(hvd.allreduce_async(torch.ones(1), name=f"own.{hvd.rank()}"))
+                with raises(NotNowError, "under way on rank 0"):
+                    attacher.attach([optimizer], Strategy({"buckets": 3}), {})
+                assert sets() == WITHIN_AND_ACROSS
+                assert optimizer._sync.plan.exchange.two_levels
+                for rank in range(hvd.size()):
+                    if rank != hvd.rank():
+                        handles.append(hvd.allreduce_async(torch.ones(1), name=f"own.{rank}"))
+                for handle in handles:
+                    hvd.synchronize(handle)
+            if number == 6:
+                attacher.attach([optimizer], Strategy({"buckets": 3}), {})
+                assert sets() == [] and not optimizer._sync.plan.exchange.two_levels
+
+        ours = trained(OURS, attach)
+        assert_close(ours, trained(HOROVODS, lambda *_: None))
+
+
 def case_a_script_with_process_sets_of_its_own():
     """Or that may add some, as cases of other files do; it trains on by other exchanges."""
 
     def attach(optimizer, number):
         if number == 3:
-            with raises(SpaceError, "has process sets of its own, or may add some"):
+            with raises(SpaceError, "the script has some of its own"):
                 attacher.attach([optimizer], TWO_LEVELS, {})
             attacher.attach([optimizer], Strategy({"rest_exchange": "sharded"}), {})
 
