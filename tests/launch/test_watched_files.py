@@ -83,7 +83,7 @@ def test_the_same_path_elsewhere_is_another_folder(folder: Path, watch: Watch) -
     """As in two containers that share the data folder."""
     claim = watch.files._journal.folder / "claim"
     path, places = json.loads(claim.read_text())
-    claim.write_text(json.dumps([path, [[device, inode + 1] for device, inode in places]]))
+    claim.write_text(json.dumps([path, [[device + 1, inode] for device, inode in places]]))
     Watch("python", "train.py").files.close()
 
 
