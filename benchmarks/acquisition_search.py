@@ -37,9 +37,9 @@ import torch
 from command_line import add_table, check_names, commit_now, new_parser, open_table, parse
 from contest.alternating import OverCoordinates, alternating
 from learners import TABLES, emulators, related_to
+from mean_interval import mean_interval
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from hvd_autosync.learner.acquisition import propose
 from hvd_autosync.learner.gp import fit
@@ -248,12 +248,8 @@ def _cells(pairs: Sequence[tuple[State, Found, Found]]) -> Iterator[str]:
 
 def _mean(values: Sequence[float]) -> str:
     """The mean, and its interval from Student's distribution if there are several values."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:+.3f}"
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    width = float(stats.t.ppf(0.5 + _LEVEL / 2, len(values) - 1)) * error
-    return f"{mean:+.3f} ({mean - width:+.3f} .. {mean + width:+.3f})"
+    mean, low, high = mean_interval(values, _LEVEL)
+    return f"{mean:+.3f}" if math.isnan(low) else f"{mean:+.3f} ({low:+.3f} .. {high:+.3f})"
 
 
 def _seconds(values: Sequence[float]) -> str:

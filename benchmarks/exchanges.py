@@ -16,6 +16,7 @@ with the same options: jobs that it has whole are left out, one that was broken 
 from __future__ import annotations
 
 import csv
+import math
 import os
 import statistics
 import sys
@@ -33,6 +34,7 @@ from command_line import (
     parse,
     read_table,
 )
+from mean_interval import mean_interval
 from rich.console import Console
 from rich.table import Table
 
@@ -41,6 +43,7 @@ from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_
 from hvd_autosync.testing import Testbed
 
 _HOSTS, _SLOTS = 2, 2
+_LEVEL = 0.9  # of the intervals
 _COLUMNS = (
     "commit",
     "job",
@@ -179,7 +182,8 @@ def _show(slots: str, autocast: str, rows: list[Row]) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("Mbit/s", "model", "exchange"):
         table.add_column(column)
-    for column in ("step ms", "of rounds", "speedup", "MiB/step", "of gradients", "law", "over it"):
+    speedup = f"speedup ({_LEVEL:.0%})"
+    for column in ("step ms", "of rounds", speedup, "MiB/step", "of gradients", "law", "over it"):
         table.add_column(column, justify="right")
     last = None
     for key in dict.fromkeys((r["rate_mbit"], r["model"], r["exchange"]) for r in rows):
@@ -190,7 +194,9 @@ def _show(slots: str, autocast: str, rows: list[Row]) -> None:
             for r in rows
             if (r["rate_mbit"], r["model"], r["exchange"]) == (*key[:2], "Horovod")
         }
-        ratios = [base[r["round"]] / float(r["step_s"]) for r in own if r["round"] in base]
+        ratios = [
+            math.log(base[r["round"]] / float(r["step_s"])) for r in own if r["round"] in base
+        ]
         sent = statistics.median(float(r["sent_bytes"]) for r in own)
         share = sent / float(own[0]["gradient_bytes"])
         if last not in (None, key[:2]):
@@ -202,12 +208,20 @@ def _show(slots: str, autocast: str, rows: list[Row]) -> None:
             key[2],
             f"{statistics.median(times):.1f}",
             f"{min(times):.1f} .. {max(times):.1f}",
-            f"{statistics.median(ratios):.2f}" if ratios else "",
+            _speedup(ratios),
             f"{sent / 2**20:.2f}",
             f"{share:.2f}",
             *_law(own, sent),
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _speedup(log_ratios: list[float]) -> str:
+    """The geometric mean of the rounds' ratios, with its interval if there are several."""
+    if not log_ratios:
+        return ""
+    mean, low, high = map(math.exp, mean_interval(log_ratios, _LEVEL))
+    return f"{mean:.2f}" if math.isnan(low) else f"{mean:.2f} ({low:.2f} .. {high:.2f})"
 
 
 def _law(rows: list[Row], sent: float) -> tuple[str, str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import math
 import os
 import statistics
 import subprocess
@@ -21,9 +20,9 @@ from time import perf_counter
 from typing import Any
 
 from command_line import add_table, new_parser, open_table, own_part, parse
+from mean_interval import mean_interval
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import t
 
 _COLUMNS = ("model", "repeat", "step", "step_s", "guard_s", "snapshot_bytes")
 
@@ -91,9 +90,7 @@ def show(output: str) -> None:
             / sum(float(row["step_s"]) for row in own if row["repeat"] == repeat)
             for repeat in dict.fromkeys(row["repeat"] for row in own)
         ]
-        error = math.nan
-        if len(shares) > 1:
-            error = t.ppf(0.975, len(shares) - 1) * statistics.stdev(shares) / len(shares) ** 0.5
+        share, _, most = mean_interval(shares, 0.95)
         table.add_row(
             model,
             str(len(own)),
@@ -101,8 +98,8 @@ def show(output: str) -> None:
             f"{1e6 * statistics.fmean(guard):.1f}",
             f"{1e6 * statistics.median(guard):.1f}",
             f"{1e3 * max(guard):.2f}",
-            f"{statistics.fmean(shares):.2%}",
-            f"+- {error:.2%}",
+            f"{share:.2%}",
+            f"+- {most - share:.2%}",
             f"{int(own[0]['snapshot_bytes']) / 1e6:.1f}",
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)

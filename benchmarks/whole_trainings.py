@@ -44,9 +44,9 @@ from command_line import (
     open_table,
     parse,
 )
+from mean_interval import mean_interval
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import t as student
 
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.strategy_file import strategy_text
@@ -278,11 +278,8 @@ def show(output: str) -> None:
 
 
 def _interval(values: list[float]) -> str:
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:.3g}"
-    half = student.ppf(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{mean:.3g} ({mean - half:.3g}..{mean + half:.3g})"
+    mean, low, high = mean_interval(values, 0.9)
+    return f"{mean:.3g}" if math.isnan(low) else f"{mean:.3g} ({low:.3g}..{high:.3g})"
 
 
 def _tell_tuning(console: Console, row: Row) -> None:
