@@ -13,6 +13,7 @@ from horovod.common.process_sets import ProcessSet as HorovodProcessSet
 from horovod.torch import mpi_ops
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.collectives.addresses import is_reached_by_name
 from hvd_autosync.runtime.collectives.agreement import agree_any
 from hvd_autosync.runtime.collectives.initialization import (
     last_initialization,
@@ -110,12 +111,14 @@ def can_add_levels() -> bool:
 
     A collective. The next start of the job has to have them from ``init()`` on, too
     (:func:`prepare_levels`). A script that has process sets, or may add some, keeps them to itself:
-    Horovod has at most one of the same ranks.
+    Horovod has at most one of the same ranks. Where a host's own name leads elsewhere, as to a
+    loopback address, its ranks could not connect, and would end.
     """
     last = last_initialization()
     plain = last is not None and last.comm is None and (last.dynamic or "0") == "0"
     known = _places_from_environment(os.environ) is not None
-    (missing,) = agree_any([not (plain and known) or bool(_others())], "levels.possible")
+    possible = plain and known and not _others()
+    (missing,) = agree_any([not (is_reached_by_name("levels") and possible)], "levels.possible")
     return not missing
 
 
@@ -131,7 +134,7 @@ def levels_to_add() -> list[HorovodProcessSet]:
     if not can_add_levels():
         raise SpaceError(
             "this job's process sets for the exchange 'hierarchical' cannot come from hvd.init(), "
-            "or the script has some of its own",
+            "the script has some of its own, or a host's own name is not where others reach it",
             hint="Tune with --autosync-mode launched.",
         )
     for key, ranks in _members(hosts_and_slots()).items():
