@@ -31,7 +31,7 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
 from hvd_autosync.search_space.sync_plan import exchange_plan
-from hvd_autosync.search_space.trial import VANISHED
+from hvd_autosync.search_space.trial import PRUNED, VANISHED
 from hvd_autosync.util.awake_clock import AwakeClock
 
 #: Warm-up steps of a trial after the default's: the first steps under a plan gather what it needs.
@@ -353,17 +353,20 @@ class LiveRunner:
 
         The last measurement of a strategy counts, not its shortest, which may have been luck. A
         trial that was cut short has too few steps to count, and a strategy that fails is no best.
+        One that was confirmed before a drift, and now pruned, is slower than another.
 
         Args:
             strategy: Its strategy.
             classes: Which parameters are in which class.
             result: Its result.
         """
-        if result.status is TrialStatus.CUT_SHORT:
-            return
         changed = self._changed(strategy)
+        if result.status is TrialStatus.CUT_SHORT and result.reason != PRUNED:
+            return
         if self._confirmed is not None and changed == self._changed(self._confirmed[0]):
             self._confirmed = None
+        if result.status is TrialStatus.CUT_SHORT:
+            return
         self._times.pop(changed, None)
         if result.step_time is not None:
             kept = (strategy, classes) if changed else (Strategy(), {})

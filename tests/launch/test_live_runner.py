@@ -37,10 +37,12 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 from hvd_autosync.search_space.exchange_plan import Classes
+from hvd_autosync.search_space.trial import PRUNED
 from hvd_autosync.util import awake_clock
 
 FAST = Strategy({"buckets": 3})
 CRASHED = TrialResult(TrialStatus.CRASHED).to_json()
+TOO_SLOW = TrialResult(TrialStatus.CUT_SHORT, PRUNED).to_json()
 UNLIMITED = Limits()
 
 
@@ -177,7 +179,9 @@ def test_a_lucky_measurement_is_refuted_by_later_ones(rank: Rank) -> None:
     assert uses == [{}, dict(FAST), dict(FAST), {}]
 
 
-@pytest.mark.parametrize("again", [result(0.4), {"type": "result", "result": CRASHED}])
+@pytest.mark.parametrize(
+    "again", [result(0.4), *({"type": "result", "result": each} for each in (CRASHED, TOO_SLOW))]
+)
 def test_a_confirmed_winner_is_the_best_until_it_has_another_result(
     rank: Rank, again: dict[str, Any]
 ) -> None:
