@@ -139,15 +139,18 @@ class Attacher:
         made, needed = made_levels(), plan.exchange.two_levels
         added = levels_to_add() if needed and not made else []
         removed = [] if needed else made
+        before = self._plan
         if removed:  # first: no bucket may have process sets that go
             _switch(optimizers, plan)
+            self._plan = plan
         if wanted != self.variables or added or removed:
             try:
                 changed = {n: v for n, v in wanted.items() if v != self.variables[n]}
                 reinitialize(changed, added, removed)
             except NotNowError:
-                if removed:
-                    _switch(optimizers, self._plan)  # as if nothing had been done
+                if removed:  # as if nothing had been done
+                    _switch(optimizers, before)
+                    self._plan = before
                 raise
             self.variables = wanted
         if not removed:
