@@ -66,6 +66,7 @@ _WATCH_EVERY = 64
 #: So many boundaries in a row at which no switch was possible end the tuning, fewer if launched
 #: trials can follow.
 _PATIENCE, _PATIENCE_TO_REFUSE = 200, 20
+_OTHER_MODEL = "the script trains another model now; the job's next start goes on with the first"
 
 
 class LiveTuning(JoinHook):
@@ -213,14 +214,15 @@ class LiveTuning(JoinHook):
         self._act(self._meet())
 
     def _meet(self) -> Agreement:
-        trial = self._trial
+        trial, moved = self._trial, threading.get_ident() != self._thread
+        begun = any(has_begun(each) for each in switchable(self.living()))
         return meet(
-            ready=self._ready(),
+            ready=not (moved or begun),
             over=trial is not None and trial.over,
             slow=trial is not None and trial.slow(),
             clear=trial is not None and (trial.clear() or trial.out_of_time),
             wait_steps=self._wait_steps(),
-            moved=self._moved(),
+            moved=moved,
             receive=self._receive if rank() == 0 else None,
         )
 
@@ -235,6 +237,10 @@ class LiveTuning(JoinHook):
         if self._impossible > (_PATIENCE_TO_REFUSE if may_refuse else _PATIENCE):
             reason = self._busy or agreed.obstacle
             self._refuse(reason) if may_refuse else self._give_up(with_remedy(reason))
+            return
+        other_model, self._classifier.other_model = self._classifier.other_model, False
+        if other_model and self._begun and not self._after_study.now:
+            self._give_up(_OTHER_MODEL)
             return
         if agreed.possible:
             if not self._begun:
@@ -276,12 +282,6 @@ class LiveTuning(JoinHook):
             print_line(f"the strategy of the last trial stays until it can be switched: {reason}")
         self._postponed = {"type": "stop", "reason": reason}
         self._boundary_at = self._steps + 1
-
-    def _moved(self) -> bool:
-        return threading.get_ident() != self._thread
-
-    def _ready(self) -> bool:
-        return not (self._moved() or any(has_begun(each) for each in switchable(self.living())))
 
     def _begin(self) -> None:
         """Tell the helper about the job, once all ranks are there."""
@@ -400,11 +400,9 @@ class LiveTuning(JoinHook):
 
     def _script_ended(self) -> None:
         """The script has ended by itself or by Ctrl-C, not by another exception or after one."""
-        if self._helper is None:
-            return
         raised = getattr(sys, "last_value", None)
         failed = self.failed or not isinstance(raised, KeyboardInterrupt | None)
-        if current.live is self and not failed:
+        if self._helper is not None and current.live is self and not failed:
             if raised is None:
                 leave_note(ENDED_NOTE)
             self._close({"type": "end", "steps": self._steps})

@@ -839,6 +839,33 @@ def test_ranks_collect_dropped_optimizers_at_different_times(attached: Attached)
     assert {*attached.counts} == {1}, "only the one that all ranks have"
 
 
+@pytest.mark.parametrize("width", [3, 4])
+def test_a_study_of_one_model_ends_where_another_is_trained(
+    attached: Attached, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    """A model of the same shapes, as in cross-validation, is the same to a strategy."""
+    helper = Helper(trial(FAST), {"type": "use", **named(FAST)}, *[None] * 20, trial(BEST, 100))
+
+    def body() -> None:
+        tuning = LiveTuning(helper if rank() == 0 else None)  # type: ignore[arg-type]
+        attached.tunings[rank()] = tuning
+        for number in (3, width):
+            optimizer = Optimizer()
+            optimizer.param_groups = [{"params": [torch.nn.Parameter(torch.zeros(number))]}]
+            tuning.optimizer_created(optimizer, frozenset())
+            for _ in range(70):
+                tuning.optimizer_stepped(optimizer)
+
+    ThreadRanks(2, seed=0).run(body)
+    assert attached.by_rank[0] == attached.by_rank[1]
+    ended = "the script trains another model now" in capsys.readouterr().err
+    kinds = [m["type"] for m in helper.sent if m["type"] != "step"]
+    if width == 3:
+        assert not ended and "refused" not in kinds
+    else:
+        assert ended and kinds[-1] == "refused" and len(helper.results()) == 1
+
+
 def test_an_optimizer_of_frozen_parameters_is_left_alone() -> None:
     class Frozen(Optimizer):
         _sync = Synchronizer(SyncPlan())  # as of the class that is made for each optimizer
