@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -30,6 +31,7 @@ from hvd_autosync.learner.outcome_transform import StepTimes
 from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.learner.prior_functions import (
     PriorFunction,
+    cost_model_of,
     cost_model_prior,
     design_matrix,
     discount_implausible,
@@ -168,14 +170,16 @@ def _source_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFu
     hyperprior = problem.hyperprior
     for source in problem.sources:
         with contextlib.suppress(AutosyncError):
-            surrogate = _fit_source(source, hyperprior)
-            if cost is not None and surrogate.has_cost_model:
-                found += _own_functions(problem.space, source, hyperprior)
-            else:
-                known = source_posterior(surrogate.model, source.space, problem.space, own=False)
-                prior = source_task_prior(source, known, cost, hyperprior)
-                kept = drop_constant(problem.space, [prior])
-                found += kept if cost is None else _discounted(problem.space, kept, hyperprior)
+            if cost is None:
+                model = _fit_source(source, hyperprior).model
+                known = source_posterior(model, source.space, problem.space, own=False)
+                prior = source_task_prior(source, known, hyperprior)
+                found += drop_constant(problem.space, [prior])
+                continue
+            if cost_model_of(source.task) is None:
+                # What the target's leaves unexplained; it holds where the source has no trials.
+                source = replace(source, task=problem.task, hyperparameters=())
+            found += _own_functions(problem.space, source, hyperprior)
     return found
 
 
@@ -183,7 +187,7 @@ def _source_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFu
 def _own_functions(
     space: SearchSpace, source: Source, hyperprior: Hyperprior
 ) -> tuple[PriorFunction, ...]:
-    """Return the prior function of a source without its cost model; none if it is constant.
+    """Return the prior function of a source without the cost model; none if it is constant.
 
     It does not depend on the target's trials, so it is cached.
 
@@ -192,15 +196,9 @@ def _own_functions(
     """
     surrogate = _fit_source(source, hyperprior)
     known = source_posterior(surrogate.model, source.space, space, own=True)
-    prior = source_task_prior(source, known, None, hyperprior)
-    return tuple(_discounted(space, drop_constant(space, [prior]), hyperprior))
-
-
-def _discounted(
-    space: SearchSpace, priors: Sequence[PriorFunction], hyperprior: Hyperprior
-) -> list[PriorFunction]:
-    """Residuals of the cost model, each with its weight discounted by its plausibility."""
-    return [discount_implausible(space, prior, hyperprior.unexplained_spread) for prior in priors]
+    kept = drop_constant(space, [source_task_prior(source, known, hyperprior)])
+    spread = hyperprior.unexplained_spread
+    return tuple(discount_implausible(space, prior, spread) for prior in kept)
 
 
 def _optimize(model: MultiTaskGP) -> None:

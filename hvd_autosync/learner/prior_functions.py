@@ -46,7 +46,7 @@ class PriorFunction:
         map_weights: Maximum a posteriori weights: of the cost model after its calibration on the
             trials, of a related task its prior means.
         source: Of a related task the posterior of its function, whose mean is the one basis
-            function (less the cost model, where the source has none of its own).
+            function.
     """
 
     name: str
@@ -107,7 +107,7 @@ def cost_model_prior(
     Raises:
         SpaceError: An observed strategy does not lie in ``space``.
     """
-    model = None if task is None else _cost_model(task)
+    model = cost_model_of(task)
     if model is None:
         return None
     fixed = dict(space.fixed)
@@ -134,8 +134,10 @@ def cost_model_prior(
 
 
 @lru_cache(maxsize=16)
-def _cost_model(task: Task) -> CostModel | None:
+def cost_model_of(task: Task | None) -> CostModel | None:
     """Return the cost model of a task; ``None`` if its links or times are not known."""
+    if task is None:
+        return None
     try:
         return CostModel(task.model, task.resources)
     except ConfigurationError:
@@ -143,23 +145,18 @@ def _cost_model(task: Task) -> CostModel | None:
 
 
 def source_task_prior(
-    source: Source,
-    known: SourcePosterior,
-    cost: PriorFunction | None = None,
-    hyperprior: Hyperprior = SHIPPED,
+    source: Source, known: SourcePosterior, hyperprior: Hyperprior = SHIPPED
 ) -> PriorFunction:
     """Return a related task as a prior function; the mean of its weight is its similarity.
 
     Args:
         source: The related task.
         known: The posterior of its function.
-        cost: The target's cost model, which is subtracted so that it does not count twice.
         hyperprior: The prior of its weight.
     """
 
     def basis(points: FloatArray) -> FloatArray:
-        mean = known.mean(points)
-        return (mean if cost is None else mean - cost.expected(points))[:, np.newaxis]
+        return known.mean(points)[:, np.newaxis]
 
     weight, deviation = (source.similarity,), (hyperprior.source_deviation,)
     return PriorFunction(source.study_id, basis, weight, deviation, weight, known)

@@ -285,6 +285,20 @@ def test_the_cost_model_does_not_count_twice(task: Task, space: SearchSpace) -> 
     assert predicted == pytest.approx(truth, abs=0.4)
 
 
+def test_a_source_without_a_cost_model_says_nothing_of_what_it_has_not_tried(
+    task: Task, space: SearchSpace
+) -> None:
+    """There the task's own cost model holds. One that only knows its default knows nothing."""
+    default = Observation(space.default, 0.5)
+    some = spread(space, 50, seed=4)
+    alone = fit(Problem(space, task), [default]).predict(some)[0]
+    assert np.ptp(alone) > 0.1
+    source = Source("there", None, space, (default,), 1.0)
+    beside = fit(Problem(space, task, (source,)), [default])
+    assert beside.predict(some)[0] == pytest.approx(alone, abs=1e-6)
+    assert [each.name for each in beside.priors] == ["cost model"]
+
+
 def test_a_source_that_cannot_be_learned_from_is_left_out(task: Task, space: SearchSpace) -> None:
     strange = Observation(Strategy({"no such knob": 1}), 0.1)
     problem = Problem(space, task, (Source("strange", None, space, (strange,), 1.0),))
