@@ -26,6 +26,7 @@ from hvd_autosync.engine.tuning import tune as tune_job
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.function import function_command
 from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.lost_trials import revert_lost_trials
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.reporting import progress_listener
 from hvd_autosync.reporting.progress import GuardedProgress
@@ -35,6 +36,7 @@ from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord
 from hvd_autosync.traces.location import data_folder
+from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.printable import shell_line
 from hvd_autosync.util.streams import open_standard_streams
 
@@ -90,6 +92,7 @@ def tune(
         DefaultTrialError: The job fails or cannot be measured under the default strategy.
         LiveTuningError: The training cannot be tuned in its own steps, or has failed before.
         StoreError: The store cannot be used.
+        TrialFilesError: Files that a trial of a killed driver has changed cannot be restored.
         KeyboardInterrupt: The kernel was interrupted. All measurements are in the store. In a live
             tuning an interrupt is a Stop, once its first trial has begun.
     """
@@ -113,6 +116,7 @@ def tune(
     words = _words(command, args, kwargs or {})
     job, chosen = _job(words, np, hosts, options, given, live=mode == "live")
     check_command(job)
+    revert_lost_trials(print_line)  # a live training, too, starts on these files
     check_hosts(job)
     check_controller(job)
     store = TraceStore(chosen.store)

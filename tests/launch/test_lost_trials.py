@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hvd_autosync.api import notebook
 from hvd_autosync.commands import flag
 from hvd_autosync.engine.job_line import parse_words
 from hvd_autosync.errors import TrialFilesError
@@ -367,20 +368,36 @@ def test_a_damaged_journal_is_named_and_kept(folder: Path) -> None:
     assert any(copy.read_bytes() == b"weights" for copy in journal.glob("*.copy"))
 
 
-def test_the_flag_puts_them_back_before_anything_else(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _lose(folder)
+class Reached(Exception):
+    """A start has come as far as its hosts."""
 
-    class Reached(Exception):
-        pass
+
+@pytest.fixture
+def reaches_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial was lost, whose changes are reverted where a start looks at its hosts."""
+    _lose(folder)
 
     def check_hosts(_: object) -> None:
         assert (folder / "model.pt").read_bytes() == b"weights"
         raise Reached
 
     monkeypatch.setattr(flag, "check_hosts", check_hosts)
+    monkeypatch.setattr(notebook, "check_hosts", check_hosts)
+
+
+@pytest.mark.usefixtures("reaches_hosts")
+def test_the_flag_puts_them_back_before_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--autosync", "-np", "2", sys.executable, "-c", "pass"]
     with pytest.raises(Reached):
         flag.autosync(parse_words(words), words)
+    assert "hvd-autosync: an earlier driver was killed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("reaches_hosts")
+@pytest.mark.parametrize("mode", ["launched", "live"])
+def test_a_notebook_puts_them_back_before_anything_starts(
+    mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Reached):
+        notebook.tune([sys.executable, "-c", "pass"], np=2, mode=mode)
     assert "hvd-autosync: an earlier driver was killed" in capsys.readouterr().err
