@@ -100,11 +100,16 @@ def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> TestbedDae
         text=True,
     )
     deadline = time.monotonic() + _UP_S
-    while daemon.poll() is None and time.monotonic() < deadline:
-        testbed = find()
-        if testbed is not None and testbed.daemon == daemon.pid:
-            return testbed
-        time.sleep(0.05)
+    try:
+        while daemon.poll() is None and time.monotonic() < deadline:
+            testbed = find()
+            if testbed is not None and testbed.daemon == daemon.pid:
+                return testbed
+            time.sleep(0.05)
+    except BaseException:  # Ctrl-C, which does not reach the daemon
+        daemon.kill()
+        daemon.communicate()
+        raise
     daemon.kill()
     _, errors = daemon.communicate()
     reason = errors.strip().rpartition("\n")[2] or f"no hosts within {_UP_S:.0f} s"
