@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, StudyArgument, console, open_store
+from hvd_autosync.commands.common import (
+    StoreOption,
+    StudyArgument,
+    console,
+    open_store,
+    refuse_without_effect,
+)
 from hvd_autosync.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -30,6 +36,7 @@ def add_command(app: typer.Typer) -> None:
 
 
 def simulate(
+    context: typer.Context,
     study: StudyArgument = "last",
     hosts: Annotated[
         int | None,
@@ -79,6 +86,9 @@ def simulate(
             hint="Choose another study; hvd-autosync traces list shows them.",
         )
     resources = record.task.resources
+    if (hosts or len(resources.hosts)) == 1:
+        why = "on one host (--hosts N is for several)"
+        refuse_without_effect(context, why, "bandwidth", "latency")
     if (hosts, slots, rate, hop) != (None, None, None, None):
         if (hosts or len(resources.hosts)) > 1 and rate is None and not resources.several_hosts:
             raise ConfigurationError(

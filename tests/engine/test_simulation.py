@@ -158,6 +158,8 @@ def test_a_strategy_that_cannot_be_predicted_is_refused(
         (["--latency", "fast"], "'fast' for --latency"),
         (["nothing"], "nothing"),
         (["--hosts", "0"], "--hosts"),
+        (["--hosts", "1", "--bandwidth", "1gbit"], "--bandwidth has no effect on one host"),
+        (["--hosts", "1", "--latency", "1ms"], "--latency has no effect on one host"),
     ],
 )
 def test_what_cannot_be_read_is_named(store: TraceStore, words: list[str], named: str) -> None:
@@ -177,6 +179,8 @@ def test_an_unmeasured_network_must_be_given(
     store.tell(study, 0, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
     status, text = run(store, "--hosts", "4")
     assert status == 2 and "ran on one host" in text and "--bandwidth" in text
+    status, text = run(store, "--bandwidth", "1gbit")
+    assert status == 2 and "--bandwidth has no effect on one host (--hosts N" in text
     assert run(store, "--hosts", "4", "--bandwidth", "1gbit")[0] == 0
 
 
