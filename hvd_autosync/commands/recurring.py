@@ -17,7 +17,7 @@ from hvd_autosync.commands.common import (
     refuse_without_effect,
 )
 from hvd_autosync.errors import ConfigurationError, StoreError, TraceFormatError
-from hvd_autosync.util.amounts import amount
+from hvd_autosync.util.amounts import amount, four_digits
 from hvd_autosync.util.printable import shell_line
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _list(traces: TraceStore, job: str | None) -> None:
                 str(run.number + 1),
                 f"{run.share:.4g}",
                 f"{run.metric:.6g}",
-                f"{run.seconds:.4g}",
+                four_digits(run.seconds),
                 str(run.samples or "?"),
                 run.status,
                 run.source,

@@ -33,6 +33,7 @@ from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.traces.location import check_creatable, store_option
 from hvd_autosync.traces.records import timestamp
 from hvd_autosync.traces.runs import RunRecord
+from hvd_autosync.util.amounts import four_digits
 from hvd_autosync.util.print_line import print_line
 
 #: Exit statuses after SIGHUP, SIGINT, SIGKILL or SIGTERM; other nonzero ones are crashes.
@@ -331,7 +332,7 @@ def _why_not(job: Job, options: Options, plan: Plan, ended: RunOutcome) -> str:
 
 
 def _result(run: RunRecord, number: int) -> str:
-    line = f"run {number}: {run.seconds:.4g} s, "
+    line = f"run {number}: {four_digits(run.seconds)} s, "
     if run.status != "completed":
         line += run.status
     elif run.source == "script":

@@ -15,7 +15,7 @@ from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.related_studies import named_sources
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
-from hvd_autosync.util.amounts import amount, be
+from hvd_autosync.util.amounts import amount, be, four_digits
 
 if TYPE_CHECKING:
     from hvd_autosync.engine.replay import Check, Rerun
@@ -74,7 +74,7 @@ def reruns_table(
         answered = sum(len(each.best_ms) for each in own)
         exact = sum(each.exact for each in own) / answered
         apart = statistics.fmean(each.distance for each in own)
-        table.add_row(name, *cells, f"{last:.4g}", f"{exact:.0%}", f"{apart:.2f}")
+        table.add_row(name, *cells, four_digits(last), f"{exact:.0%}", f"{apart:.2f}")
     recorded = _recorded([t for t in trials if not study.space.excludes(t.strategy)], base, after)
     if recorded:
         table.add_row("as recorded", *recorded, "", "", "")

@@ -17,6 +17,15 @@ def amount(number: float, thing: str) -> str:
     return f"{shown} {thing if number == 1 else plural}"
 
 
+def four_digits(number: float) -> str:
+    """Return ``0.5``, ``36004``: four digits, or all before the point instead of an exponent.
+
+    Args:
+        number: A number of at least 0.
+    """
+    return f"{number:.4g}" if number < 1000 else f"{number:.0f}"
+
+
 def be(number: float, *, past: bool = False) -> str:
     """Return the verb after an amount: ``is`` or ``are``, ``was`` or ``were``.
 

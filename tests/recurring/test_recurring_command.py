@@ -26,7 +26,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TraceStore:
     return TraceStore(tmp_path / "traces.db")
 
 
-def keep(store: TraceStore, share: float, metric: float) -> None:
+def keep(store: TraceStore, share: float, metric: float, whole_s: float = 100) -> None:
     status = "completed" if metric == metric else "diverged"
     run = RunRecord(
         "abc",
@@ -37,7 +37,7 @@ def keep(store: TraceStore, share: float, metric: float) -> None:
         share,
         metric,
         "script",
-        50 + 50 * share,
+        whole_s * (1 + share) / 2,
         960,
         status,
     )
@@ -56,6 +56,8 @@ def test_runs_are_listed(store: TraceStore) -> None:
     keep(store, 0.5, float("nan"))
     text = said("abc")
     assert "horovodrun '[x]'" in text and "0.9" in text and "diverged" in text
+    keep(store, 1.0, 0.9, whole_s=36004)
+    assert " 36004 " in said("abc")
 
 
 def test_runs_are_exported_simulated_and_forgotten(store: TraceStore, tmp_path: Path) -> None:

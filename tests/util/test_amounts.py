@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_autosync.util.amounts import amount, be
+from hvd_autosync.util.amounts import amount, be, four_digits
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,14 @@ def test_one_is_singular(number: float, text: str) -> None:
 )
 def test_a_plural_may_end_in_ies(number: float, thing: str, text: str) -> None:
     assert amount(number, thing) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.5, "0.5"), (75.0, "75"), (999.96, "1000"), (1234.5, "1234"), (36004.2, "36004")],
+)
+def test_a_large_number_has_no_exponent(number: float, text: str) -> None:
+    assert four_digits(number) == text
 
 
 def test_the_verb_fits_the_number() -> None:

@@ -27,6 +27,7 @@ import torch
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.search_space.trial import DRIFT_FILE, StepTime, left_out
+from hvd_autosync.util.amounts import four_digits
 from hvd_autosync.util.print_line import print_line
 
 #: A window has at least this many steps and lasts at least this many seconds.
@@ -181,9 +182,9 @@ class DriftWatch:
                 self._reported_own = True
                 print_line(
                     f"rank {rank()} on {socket.gethostname()} computes more slowly: "
-                    f"{1e3 * computing:.4g} ms per step without waiting, {1e3 * before:.4g} ms at "
-                    "the beginning; another process may run on this host, or its processors may be "
-                    "throttled"
+                    f"{four_digits(1e3 * computing)} ms per step without waiting, "
+                    f"{four_digits(1e3 * before)} ms at the beginning; another process may run on "
+                    "this host, or its processors may be throttled"
                 )
         if moved is not None and not self._reported and rank() == 0:
             self._reported = True
@@ -194,8 +195,9 @@ class DriftWatch:
                 else "another strategy may be the fastest now"
             )
             text = (
-                f"steps have become {'slower' if slower else 'faster'}: {1e3 * moved:.4g} ms, "
-                f"tuning measured {1e3 * self._expected_s:.4g} ms; {why}"
+                f"steps have become {'slower' if slower else 'faster'}: "
+                f"{four_digits(1e3 * moved)} ms, "
+                f"tuning measured {four_digits(1e3 * self._expected_s)} ms; {why}"
             )
             print_line(text)
             self._on_drift(text)
