@@ -70,7 +70,8 @@ def tune(
             calls, which is written to a file in the user's data folder.
         np: Number of ranks.
         hosts: Hosts as for ``horovodrun -H``: ``"a:4,b:4"``; ``None``: this host only.
-        options: Further options of ``horovodrun``, for example ``["--gloo"]``.
+        options: Further options of ``horovodrun``, for example ``["--gloo"]``; none that another
+            argument gives.
         args: Positional arguments of the function.
         kwargs: Keyword arguments of the function.
         on_trial_end: Called after each trial with the study so far and the trial's record, for
@@ -216,6 +217,17 @@ def _job(
             f"horovodrun rejects this line: {shell_line(redact(line))}",
             hint="See its message above.",
         ) from None
+    twice = [name for name in given if getattr(arguments, name) is not None]
+    if arguments.num_proc != ranks:
+        twice.append("np")
+    if hosts and arguments.hosts != hosts:
+        twice.append("hosts")
+    if twice:
+        name = twice[0].removeprefix("autosync_")
+        raise ConfigurationError(
+            f"options contradict the argument {name}: {shell_line(redact(options))}",
+            hint=f"Give {name} as an argument alone.",
+        )
     for name, text in given.items():
         setattr(arguments, name, text)
     job, chosen = read_job(arguments, line)
