@@ -30,8 +30,8 @@ def add_command(app: typer.Typer) -> None:
 def watch(study: StudyArgument = "last", store: StoreOption = None) -> None:
     """Print the trials of a study as they end, until the study ends; Ctrl-C stops watching.
 
-    It ends, too, where the study was interrupted: no process has run it for 20 seconds, or it was
-    imported before its end.
+    It ends, too, where the study was interrupted: no process has run it for 20 seconds (140 seconds
+    if it ran on another machine or in another container), or it was imported before its end.
 
     The study may run anywhere that writes to the same store: under the flag, in a notebook, or in
     the steps of a training (HVD_AUTOSYNC_LIVE=1). Watching changes nothing.

@@ -208,3 +208,9 @@ def test_a_look_without_news_reads_no_trials(
     clock.on_wait = go_on
     assert len(list(watched(study.store, study.study_id))) == 3
     assert loads == {0.0, 100.0, 200.0}
+
+
+def test_the_help_says_how_long_a_watch_waits_for_a_study_that_nothing_runs() -> None:
+    text = " ".join(CliRunner().invoke(app, ["watch", "--help"]).output.split())
+    assert f"no process has run it for {HEARTBEAT_S:.0f} seconds" in text
+    assert f"({HEARTBEAT_LIMIT_S + HEARTBEAT_S:.0f} seconds if it ran on another machine" in text
