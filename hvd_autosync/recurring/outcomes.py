@@ -142,14 +142,13 @@ def at_share(outcomes: Sequence[RecurringOutcome], share: float) -> list[Recurri
 def goal_of(outcomes: Sequence[RecurringOutcome], settings: SearchSettings) -> Goal | NextShare:
     """Return the goal, or a decision for a run at f = 1 that is needed first.
 
-    A baseline run with BSP only comes first even if the target is given: it counts the samples of
-    the training and measures its duration.
+    Baseline runs with BSP only come first even if the target is given: they count the samples of
+    the training, measure its duration, and their spread can raise the tolerance.
     """
     baseline = at_share(outcomes, 1.0)
     metrics = [each.metric for each in baseline if each.finite]
-    wanted = settings.repeats if settings.target is None else 1
-    if len(metrics) < wanted:
-        if len(baseline) >= wanted + settings.repeats:
+    if len(metrics) < settings.repeats:
+        if len(baseline) >= 2 * settings.repeats:
             return NextShare(
                 1.0, True, "the baseline runs with BSP only failed: nothing to compare"
             )

@@ -66,9 +66,10 @@ def test_a_decision_is_a_function_of_the_outcomes(name: str, seen: list[Recurrin
         assert 0 <= one.share <= 1 and one.reason
 
 
+@pytest.mark.parametrize("target", [None, 0.9])
 @pytest.mark.parametrize("name", SEARCHES)
-def test_bsp_alone_comes_first(name: str) -> None:
-    search = SEARCHES[name](SearchSettings(repeats=2))
+def test_bsp_alone_comes_first(name: str, target: float | None) -> None:
+    search = SEARCHES[name](SearchSettings(target=target, repeats=2))
     first = search.next_share([])
     assert (first.share, first.final) == (1.0, False)
     assert search.next_share([RecurringOutcome(1.0, 0.9, 10.0)]).share == 1.0
@@ -119,7 +120,7 @@ def test_the_binary_search_halves_as_in_the_paper() -> None:
 
 def test_repeated_runs_of_a_share_count_by_their_mean() -> None:
     search = SEARCHES["binary"](SearchSettings(target=0.9, tolerance=0.01, repeats=2))
-    seen = [RecurringOutcome(1.0, 0.9, 1.0), RecurringOutcome(0.5, 0.88, 1.0)]
+    seen = [RecurringOutcome(1.0, 0.9, 1.0)] * 2 + [RecurringOutcome(0.5, 0.88, 1.0)]
     assert search.next_share(seen).share == 0.5
     assert search.next_share([*seen, RecurringOutcome(0.5, 0.91, 1.0)]).share == 0.25
     assert search.next_share([*seen, RecurringOutcome(0.5, 0.89, 1.0)]).share == 0.75
