@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,8 +30,12 @@ from hvd_autosync.commands.common import (
     open_store,
     refuse_without_effect,
 )
+from hvd_autosync.util.printable import printable
 from hvd_autosync.util.streams import open_standard_streams
 from hvd_autosync.util.variables import LOG_VARIABLE
+
+if TYPE_CHECKING:
+    from hvd_autosync.traces import StudyRecord, TraceStore
 
 app = typer.Typer(
     name="hvd-autosync",
@@ -97,10 +102,13 @@ def show(
     if nccl_tuner is not None:
         refuse_without_effect(context, "with --nccl-tuner", "take")
     traces = open_store(store)
+    mention_failed(traces, study, store)
     if nccl_tuner is not None:
         from hvd_autosync.reporting.nccl_tuner import tuner_config
 
-        text = tuner_config(traces.study(study))
+        record = traces.study(study)
+        text = tuner_config(record)
+        _mention_what_came_since(traces, record)
         if nccl_tuner == "-":
             print(text, end="")
         else:
@@ -109,17 +117,27 @@ def show(
             write_file(Path(nccl_tuner), text.encode(), overwrite=True)
         return
     if take is not None:
-        from hvd_autosync.reporting.strategy_export import exported_strategy
+        from hvd_autosync.reporting.strategy_export import WINNER, exported_strategy
 
-        print(exported_strategy(traces, traces.study(study), take), end="")
+        record = traces.study(study)
+        print(exported_strategy(traces, record, take), end="")
+        if take == WINNER:
+            _mention_what_came_since(traces, record)
         return
     from hvd_autosync.reporting.explanation import explain
     from hvd_autosync.traces.location import store_option
 
-    mention_failed(traces, study, store)
     out = console()
     for section in explain(traces, study, store_option(store)):
         out.print(section, crop=False)
+
+
+def _mention_what_came_since(store: TraceStore, study: StudyRecord) -> None:
+    """Print notes about a winner that is taken without its explanation."""
+    from hvd_autosync.study.fallbacks import known_fallback
+
+    for line in filter(None, (*study.drift, known_fallback(store, study))):
+        print(printable(f"note: since then: {line}"), file=sys.stderr)
 
 
 app.add_typer(traces.app, name="traces")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, console, refuse_without_effect
+from hvd_autosync.commands.common import StoreOption, console, mention_failed, refuse_without_effect
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.util.amounts import amount, be
 from hvd_autosync.util.printable import printable, raw
@@ -82,6 +82,7 @@ def replay(
     if verify or learner is not None:
         refuse_without_effect(context, "with --verify or --learner", "speed")
     traces, study = open_trace(trace, store)
+    mention_failed(traces, trace, store)
     recorded = traces.trials(study.study_id)
     if verify:
         raise typer.Exit(_verify(traces, study, recorded))

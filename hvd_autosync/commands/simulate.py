@@ -12,6 +12,7 @@ from hvd_autosync.commands.common import (
     StoreOption,
     StudyArgument,
     console,
+    mention_failed,
     open_store,
     refuse_without_effect,
 )
@@ -79,6 +80,7 @@ def simulate(
     rate = None if bandwidth is None else _rate(bandwidth)
     hop = None if latency is None else _time(latency)
     traces = open_store(store)
+    mention_failed(traces, study, store)
     record = traces.study(study)
     if record.task is None:
         raise ConfigurationError(

@@ -13,6 +13,7 @@ import typer
 from hvd_autosync.commands.common import (
     StoreOption,
     StudyArgument,
+    mention_failed,
     open_store,
     print_table,
     refuse_without_effect,
@@ -80,6 +81,7 @@ def show(
     from hvd_autosync.traces.frames import frame_rows, trials_frame
 
     traces = open_store(store)
+    mention_failed(traces, study, store)
     record = traces.study(study)
     if format is TableFormat.TABLE:
         from hvd_autosync.reporting.listing import trials_table
@@ -138,6 +140,7 @@ def export(
     if to is not None:
         refuse_without_effect(context, "with --to", "output", "overwrite", "related")
     traces = open_store(store)
+    mention_failed(traces, study, store)
     record = traces.study(study)
     study_id = record.study_id
     if to is not None:
@@ -188,6 +191,7 @@ def contribute(
     from hvd_autosync.traces.anonymous import anonymous_id
 
     traces = open_store(store)
+    mention_failed(traces, study, store)
     study_id = traces.study(study).study_id
     path = output or Path(f"trace-{anonymous_id(study_id)}.jsonl.gz")
     hint = "Name another file with --output."

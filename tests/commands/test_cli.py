@@ -31,6 +31,7 @@ from hvd_autosync.study.related_studies import RELATED
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study
+from hvd_autosync.traces.records import Fallback
 
 SPACE = SearchSpace(tuple(knob for knob in CATALOGUE if knob.name == "cycle_time_ms"))
 WINNER = Strategy({"cycle_time_ms": 5.0})
@@ -417,13 +418,31 @@ def test_traces_are_listed_newest_first(store: TraceStore, study_id: str) -> Non
     assert lines[2].startswith(study_id) and "1.25x" in lines[2]
 
 
-def test_a_newer_study_that_failed_is_mentioned(store: TraceStore, study_id: str) -> None:
+def test_a_newer_study_that_failed_is_mentioned(
+    store: TraceStore, study_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert "newer" not in run("show").stderr
     failed = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
     store.finish(failed, StudyStatus.FAILED, {"reason": "no script"}, None)
     shown = run("show")
     assert study_id in shown.stdout and f"the newer study {failed} failed" in shown.stderr
     assert "no script" in run("show", failed).stdout
+    for words in ("show --take winner", "simulate", "replay", "traces show", "traces export"):
+        taken = run(*words.split())
+        assert f"the newer study {failed} failed" in taken.stderr, words
+        assert "note: " not in taken.stdout
+
+
+def test_who_takes_a_winner_learns_what_came_since(store: TraceStore, study_id: str) -> None:
+    assert not run("show", "--take", "winner").stderr
+    store.keep_drift(study_id, ["steps have become slower"])
+    store.keep_fallback(study_id, Fallback(WINNER, 70, "the loss has risen"))
+    taken = run("show", "--take", "winner")
+    assert "cycle_time_ms = 5.0" in taken.stdout.splitlines() and "note: " not in taken.stdout
+    drift, fallback = taken.stderr.splitlines()
+    assert drift == "note: since then: steps have become slower"
+    assert "ended by the loss guard at step 70" in fallback and "the loss has risen" in fallback
 
 
 def test_a_study_that_nobody_runs_any_more_is_listed_as_interrupted(store: TraceStore) -> None:
