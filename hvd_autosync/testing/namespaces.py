@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,18 @@ def enter_command(pid: int, command: Sequence[str], *, user: bool = False) -> li
         pid: A process that holds the box.
         command: Program and arguments.
         user: Whether the box has users of its own.
+
+    Raises:
+        TestbedError: The box has ended, or the kernel does not list children.
     """
     # The holder is outside the box's process namespace; its child is the first process inside.
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        first = int(children.read().split()[0])
+    try:
+        first = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    except (OSError, IndexError):
+        raise TestbedError(
+            f"no first process of a test host is known: its holder {pid} has no child",
+            hint="Create the hosts again; the kernel needs CONFIG_PROC_CHILDREN.",
+        ) from None
     return _entered(first, (*(_AS_ROOT if user else ()), *_NAMESPACES, "--pid"), command)
 
 
@@ -240,14 +248,15 @@ class Box:
         self._holder.stdout.close()
 
 
-def run_tool(box: Box, *command: str, text: str = "") -> None:
-    """Run a system tool inside ``box``; ``text`` is its input.
+def run_tool(box: Box | None, *command: str, text: str = "") -> None:
+    """Run a system tool inside ``box``, or outside of all; ``text`` is its input.
 
     Raises:
         TestbedError: It failed.
     """
     environment = {"PATH": TOOL_PATH}
-    done = box.run(command, env=environment, cwd="/", input=text, capture_output=True, text=True)
+    run: Callable[..., subprocess.CompletedProcess[Any]] = box.run if box else subprocess.run
+    done = run(command, env=environment, cwd="/", input=text, capture_output=True, text=True)
     if done.returncode:
         raise TestbedError(
             f"{command[0]} failed: {done.stderr.strip()}",

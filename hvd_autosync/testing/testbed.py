@@ -170,26 +170,8 @@ class Testbed:
     def _plug(self, index: int, switch: Box) -> None:
         """Connect a host to the switch; each end of the cable limits the rate at which it sends."""
         host, port = self._boxes[index], f"port{index}"
-        subprocess.run(
-            [
-                "ip",
-                "link",
-                "add",
-                "name",
-                port,
-                "netns",
-                str(switch.pid),
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                str(host.pid),
-            ],
-            check=True,
-            env={"PATH": TOOL_PATH},
-        )
+        ends = f"{port} netns {switch.pid} type veth peer name eth0 netns {host.pid}"
+        run_tool(None, "ip", "link", "add", "name", *ends.split())
         _ip(switch, f"link set dev {port} master bridge up")
         _ip(
             host,

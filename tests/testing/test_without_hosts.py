@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
 import psutil
 import pytest
 
-from hvd_autosync.testing import daemon
+from hvd_autosync.testing import TestbedError, daemon
+from hvd_autosync.testing.namespaces import enter_command, run_tool
 
 
 def test_ctrl_c_ends_the_daemon_that_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +30,19 @@ def test_ctrl_c_ends_the_daemon_that_is_waited_for(monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         daemon.up(2, 1, [None, None])
     assert set(psutil.Process().children()) <= before
+
+
+def test_a_host_whose_first_process_has_ended_is_an_error() -> None:
+    with subprocess.Popen(["sleep", "100"]) as holder:
+        try:
+            with pytest.raises(TestbedError, match=f"its holder {holder.pid} has no child"):
+                enter_command(holder.pid, ["hostname"])
+        finally:
+            holder.kill()
+    with pytest.raises(TestbedError, match="has no child"):
+        enter_command(holder.pid, ["hostname"])
+
+
+def test_a_tool_that_fails_outside_of_hosts_is_an_error() -> None:
+    with pytest.raises(TestbedError, match="sh failed: refused"):
+        run_tool(None, "sh", "-c", "echo refused >&2; exit 2")
