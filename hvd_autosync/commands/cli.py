@@ -26,10 +26,12 @@ from hvd_autosync.commands.common import (
     StoreOption,
     StudyArgument,
     console,
+    load_extensions,
     mention_failed,
     open_store,
     refuse_without_effect,
 )
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.util.printable import printable
 from hvd_autosync.util.streams import open_standard_streams
 from hvd_autosync.util.variables import LOG_VARIABLE
@@ -56,8 +58,13 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+#: They need neither extensions nor the log; the doctor says why one of them does not work.
+_WITHOUT_EXTENSIONS = ("doctor", "testbed")
+
+
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -66,10 +73,17 @@ def options(
     ] = False,
 ) -> None:
     """Options of the command itself."""
-    if LOG_VARIABLE in os.environ:
-        from hvd_autosync.engine.preflight import start_driver_log
+    needs_both = context.invoked_subcommand not in _WITHOUT_EXTENSIONS
+    try:
+        if needs_both:
+            load_extensions()
+        if LOG_VARIABLE in os.environ:
+            from hvd_autosync.engine.preflight import start_driver_log
 
-        start_driver_log()
+            start_driver_log()
+    except ConfigurationError:
+        if needs_both:
+            raise
 
 
 jobs.add_commands(app)

@@ -47,11 +47,6 @@ class Commands(TyperGroup):
         """Run the chosen command."""
         with printable_output():
             try:
-                from hvd_autosync import extensions
-
-                # The output may be read by a program.
-                with contextlib.redirect_stdout(sys.stderr):
-                    extensions.load()
                 try:
                     return super().invoke(ctx)
                 finally:
@@ -65,6 +60,18 @@ class Commands(TyperGroup):
                     raise
                 print(f"error: {said}", file=sys.stderr)
                 raise typer.Exit(1) from None
+
+
+def load_extensions() -> None:
+    """Load the user's extensions; what they print is not part of an output for programs.
+
+    Raises:
+        AutosyncError: One cannot be loaded.
+    """
+    from hvd_autosync import extensions
+
+    with contextlib.redirect_stdout(sys.stderr):
+        extensions.load()
 
 
 def refuse_without_effect(context: typer.Context, why: str, *names: str) -> None:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, console, refuse_without_effect
+from hvd_autosync.commands.common import (
+    StoreOption,
+    console,
+    load_extensions,
+    refuse_without_effect,
+)
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -84,7 +89,7 @@ def doctor(
 
 
 def check_variables() -> Finding:
-    """Check the environment variables from which jobs read their options, and the space file."""
+    """Check the variables from which jobs read their options, and the files that they name."""
     from hvd_autosync.doctor.finding import Finding, Severity
     from hvd_autosync.engine.option_values import PREFIX
     from hvd_autosync.engine.options import resolve_options
@@ -93,6 +98,7 @@ def check_variables() -> Finding:
 
     try:
         log_level()
+        load_extensions()
         options = resolve_options(argparse.Namespace())
         load_restrictions(options.space)
     except ValueError as error:

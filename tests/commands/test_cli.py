@@ -500,6 +500,27 @@ def test_what_an_extension_prints_is_no_part_of_the_output(
     assert "loaded" in done.stderr and "loaded" not in done.stdout, done
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("EXTENSIONS", "/none.py", "cannot load '/none.py'"),
+        ("LOG", "loud", "HVD_AUTOSYNC_LOG is 'loud'"),
+    ],
+)
+def test_the_doctor_says_why_other_commands_do_not_start(
+    name: str, value: str, said: str, store: TraceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvd_autosync.doctor.checks.examine", lambda *_, **__: [])
+    monkeypatch.setattr("hvd_autosync.testing.daemon.down", lambda: True)
+    monkeypatch.setenv(f"HVD_AUTOSYNC_{name}", value)
+    refused = run("traces", "list")
+    assert refused.exit_code == 2 and said in refused.stderr
+    examined = run("doctor", "--json")
+    (check,) = json.loads(examined.stdout)["checks"]
+    assert examined.exit_code == 1 and check["text"].startswith(said)
+    assert run("testbed", "down").output == "down\n"
+
+
 def test_a_study_travels_through_a_file(store: TraceStore, study_id: str, tmp_path: Path) -> None:
     file = str(tmp_path / "study.jsonl")
     assert run("traces", "export", study_id, "-o", file).output.strip() == file

@@ -315,6 +315,7 @@ def test_threads_must_fit_the_cores(
         ("TRAILS", "3", "unknown environment variable HVD_AUTOSYNC_TRAILS", "HVD_AUTOSYNC_TRIALS?"),
         ("SPACE", "/none.toml", "the space file '/none.toml' cannot be read", "Check its path."),
         ("LOG", "loud", "HVD_AUTOSYNC_LOG is 'loud'", "Choose one"),
+        ("EXTENSIONS", "/none.py", "cannot load '/none.py', which HVD_AUTOSYNC_EXT", "List Python"),
     ],
 )
 def test_variables_that_no_job_could_use_fail(
