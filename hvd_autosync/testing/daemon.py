@@ -24,6 +24,8 @@ from hvd_autosync.util.program import run_main
 
 _STATE = Path("/run/hvd-autosync-testbed.json")
 _UP_S, _DOWN_S = 60.0, 15.0
+#: Signals that end a test bed.
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ def down() -> bool:
 def run_daemon(hosts: int, slots: int, rates_mbit: list[float | None]) -> None:
     """Run a test bed until a signal ends it."""
     with Testbed(hosts, rates_mbit) as bed:
+        # Not before: what runs on the hosts, such as an old sshd, would pass the mask on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         testbed = TestbedDaemon(
             os.getpid(),
             _started(os.getpid()),
@@ -147,7 +151,7 @@ def run_daemon(hosts: int, slots: int, rates_mbit: list[float | None]) -> None:
         temporary = _STATE.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(asdict(testbed)))
         temporary.replace(_STATE)
-        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        signal.sigwait(_ENDING)
 
 
 def _started(pid: int) -> int:
@@ -161,7 +165,6 @@ def _started(pid: int) -> int:
 
 def main() -> None:
     """Run the daemon of the test bed that the command's argument describes."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         run_daemon(**json.loads(sys.argv[1]))
     except TestbedError as error:

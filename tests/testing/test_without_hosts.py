@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -30,6 +35,32 @@ def test_ctrl_c_ends_the_daemon_that_is_waited_for(monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         daemon.up(2, 1, [None, None])
     assert set(psutil.Process().children()) <= before
+
+
+def test_signals_are_not_blocked_on_the_hosts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Processes inherit the mask of the daemon that makes the hosts."""
+    masks: list[set[Any]] = []
+
+    def mask() -> set[Any]:
+        return set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    @contextmanager
+    def testbed(*_: Any) -> Iterator[Any]:
+        masks.append(mask())
+        yield SimpleNamespace(hosts=(), pids=(), horovodrun_options=lambda slots: [])
+
+    monkeypatch.setattr(daemon, "Testbed", testbed)
+    monkeypatch.setattr(daemon, "_STATE", tmp_path / "state.json")
+    monkeypatch.setattr(signal, "sigwait", lambda signals: masks.append(mask() & set(signals)))
+    monkeypatch.setattr(sys, "argv", ["", '{"hosts": 2, "slots": 1, "rates_mbit": [null, null]}'])
+    before = mask()
+    try:
+        daemon.main()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert masks == [before, {signal.SIGTERM, signal.SIGINT}]
 
 
 def test_a_host_whose_first_process_has_ended_is_an_error() -> None:
