@@ -147,6 +147,15 @@ class Budget:
         each_s = quality_trial_s(default, self._settings, steps)
         return each_s * max(2 * FIRST_SEEDS - len(self._judging(steps)), 1)
 
+    def least_saving(self, steps: int) -> float:
+        """Return the share of a step for which a lossy strategy is worth judging and confirming.
+
+        Args:
+            steps: As of :meth:`judging_s`.
+        """
+        confirming_s = MIN_ROUNDS * _CONTENDERS * self._confirming_cost_s(None)
+        return (self.judging_s(steps) + confirming_s) / self.training_s
+
     def _judging(self, steps: int = 0) -> list[TrialRecord]:
         """Return the quality trials of at least so many steps that have not failed."""
         return [

@@ -133,6 +133,7 @@ class CandidateSelection:
         top_candidates: Sequence[Strategy],
         untried: Sequence[Strategy],
         verdicts: Sequence[Verdict],
+        least: float = 0.0,
     ) -> Strategy | None:
         """Return the lossy strategy to judge next.
 
@@ -143,6 +144,7 @@ class CandidateSelection:
             top_candidates: The result of :meth:`top_candidates`.
             untried: The lossy ones among them that were not judged.
             verdicts: The verdicts on the others.
+            least: Least product that pays for the trials.
 
         Returns:
             ``None`` if no further one is worth its trials.
@@ -156,7 +158,7 @@ class CandidateSelection:
         saved = -np.expm1(-np.maximum(best - np.array(self._log_step(untried)), 0.0))
         worth = saved * quality_constraint(self._space, verdicts).feasibility_probabilities(untried)
         most = int(np.argmax(worth))
-        return untried[most] if worth[most] > _WORTH_JUDGING else None
+        return untried[most] if worth[most] > max(least, _WORTH_JUDGING) else None
 
     def candidates(
         self, top_candidates: Sequence[Strategy], verdicts: Sequence[Verdict]

@@ -296,11 +296,14 @@ class Decision:
         steps = enough_steps(self._space.default, tried, base, spent=False)
         for strategy in top_candidates:
             judged_as(strategy)
+        least = self._budget.least_saving(steps)
         return QualityCheck(
             self._space.default,
             list(first.values()),
             tried,
-            lambda untried, verdicts: self._selection.to_judge(top_candidates, untried, verdicts),
+            lambda untried, verdicts: self._selection.to_judge(
+                top_candidates, untried, verdicts, least
+            ),
             steps=self._settings.quality_steps,
             tolerance=self._settings.loss_tolerance,
             goal=self._settings.goal,

@@ -62,6 +62,9 @@ def test_what_saves_too_little_is_not_judged() -> None:
     assert to_judge({MIDDLING: 1.0 / 0.985}) is None
     assert to_judge({MIDDLING: 1.0 / 0.975}) == MIDDLING
     assert to_judge({HARSH: 0.5}) is None
+    twice = Timed({MIDDLING: 2.0})  # a half of a step, at a probability of about a half
+    assert twice.to_judge([MIDDLING], [MIDDLING], [], 0.2) == MIDDLING
+    assert twice.to_judge([MIDDLING], [MIDDLING], [], 0.3) is None
 
 
 @pytest.mark.parametrize(

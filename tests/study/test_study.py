@@ -671,6 +671,18 @@ def test_minutes_that_end_within_the_confirmation_prove_nothing(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("no_thinking")
+@pytest.mark.parametrize(("hours", "judged"), [(0.05, False), (10.0, True)])
+def test_a_strategy_is_judged_where_that_pays(tmp_path: Path, hours: float, judged: bool) -> None:
+    """It saves half of a step; the first verdict takes 8 trials of 18 s, a confirmation 12 s."""
+    one = study(tmp_path, trials=8, expected_hours=hours)
+    job = SimulatedJob(ruinous=True)
+    while (trial := one.ask()) is not None:
+        one.tell(trial, replace(job.result(trial), total_s=2.0))
+    assert any(SPACE.complete(t.strategy)["compression"] == "fp16" for t in one.history)
+    assert any(trial.kind == "quality" for trial in one.history) is judged
+
+
+@pytest.mark.usefixtures("no_thinking")
 def test_what_cannot_pay_is_not_begun(tmp_path: Path) -> None:
     """A training of 36 seconds, of which a trial takes eight."""
     one = study(tmp_path, trials=20, expected_hours=0.01)
