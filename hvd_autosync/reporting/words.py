@@ -149,6 +149,7 @@ def forecast_text(forecast: Forecast) -> str:
     judging = f", at most {span_text(forecast.judging_s)} of quality trials" * (
         forecast.judging_s > 0
     )
+    unjudged = f"; no lossy strategy is judged: {forecast.unjudged}" * bool(forecast.unjudged)
     low, high = span_text(forecast.low_s), span_text(forecast.high_s)
     whole = high if low == high else f"{low} to {high}"
     stop = (
@@ -161,7 +162,7 @@ def forecast_text(forecast: Forecast) -> str:
         f"{amount(forecast.trials, 'more trial')}{judging} and {MIN_ROUNDS} to {MAX_ROUNDS} "
         f"rounds of confirmation: {whole}; tuning stops earlier if further trials cost more time "
         "than they are expected to save in a "
-        f"training of {forecast.training_s / 3600:g} h (--autosync-expected-hours){stop}"
+        f"training of {forecast.training_s / 3600:g} h (--autosync-expected-hours){stop}{unjudged}"
     )
 
 

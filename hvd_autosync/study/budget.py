@@ -12,7 +12,12 @@ from collections.abc import Sequence
 
 from hvd_autosync.search_space import TrialResult
 from hvd_autosync.study.confirm import MIN_ROUNDS
-from hvd_autosync.study.quality_trial import FIRST_SEEDS, ends_of
+from hvd_autosync.study.quality_trial import (
+    FIRST_SEEDS,
+    SEVERAL_LOSSES,
+    ends_of,
+    has_several_losses,
+)
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
@@ -183,11 +188,14 @@ class Budget:
         return ""
 
     def why_not_judge(self, steps: int) -> str:
-        """Return why another quality trial does not fit into the budget; empty if it does.
+        """Return why no other quality trial is of use or fits into the budget; empty if one is.
 
         Args:
             steps: Its steps, each as long as the default's.
         """
+        default = default_result(self._trials)
+        if default is not None and has_several_losses(default):
+            return SEVERAL_LOSSES
         minutes, left_s = self._settings.quality_minutes, self._judging_left_s
         if left_s <= 0:
             return f"the limit of {amount(minutes, 'minute')} of quality trials is reached"

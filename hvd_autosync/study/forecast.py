@@ -37,6 +37,7 @@ class Forecast:
         high_s: Seconds of the rest of the tuning with all quality trials and the longest
             confirmation.
         training_s: Expected seconds of the training.
+        unjudged: Why no lossy strategy will be judged; empty if some may be, or there is none.
         trains: Whether the training follows; if so, Ctrl-C starts it at once.
     """
 
@@ -48,6 +49,7 @@ class Forecast:
     high_s: float
     training_s: float
     trains: bool
+    unjudged: str = ""
 
 
 def forecast(
@@ -67,7 +69,8 @@ def forecast(
     each_s = budget.trial_s
     left = max(settings.trials - len(explored(trials)), 0)
     least_s = judging_s = 0.0
-    if lossy:
+    unjudged = budget.why_not_judge(settings.quality_steps) if lossy else ""
+    if lossy and not unjudged:
         shortest_s, longest_s = (
             quality_trial_s(default, settings, steps)
             for steps in (settings.quality_steps, max(LENGTHS) * settings.quality_steps)
@@ -83,5 +86,5 @@ def forecast(
         )
     )
     return Forecast(
-        each_s, default.setup_s, left, judging_s, low_s, high_s, budget.training_s, trains
+        each_s, default.setup_s, left, judging_s, low_s, high_s, budget.training_s, trains, unjudged
     )

@@ -40,6 +40,7 @@ from hvd_autosync.study.noninferiority import (
 from hvd_autosync.study.quality_trial import (
     FEWEST_STEPS,
     FIRST_SEEDS,
+    SEVERAL_LOSSES,
     QualityTrial,
     are_alike,
     ended_early,
@@ -181,7 +182,7 @@ class QualityCheck:
         if len(first) < FIRST_SEEDS and len(self._crashed) > _FORGIVEN:
             return "the default's own training failed, so no strategy can be judged"
         if any(trial.several_losses for trial in self._of(self._default)):
-            return "the script has several losses: call hvd_autosync.report(loss) in every step"
+            return SEVERAL_LOSSES
         if any(len(trial.losses) < FEWEST_STEPS for trial in first):
             return "no loss is seen to judge it by: call hvd_autosync.report(loss) in every step"
         if not all(math.isfinite(sum(trial.losses)) for trial in first):

@@ -17,6 +17,8 @@ from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
 from hvd_autosync.search_space.sync_plan import schedule_of
 from hvd_autosync.study.noninferiority import LENGTHS, LOOKS, Estimate, deviation, has_fallen
 
+#: Why no strategy is judged where :func:`has_several_losses`.
+SEVERAL_LOSSES = "the script has several losses: call hvd_autosync.report(loss) in every step"
 #: Number of seeds of the default that run first; they give the decrease and the noise of its loss.
 FIRST_SEEDS = min(LOOKS)
 #: Share of a trial's steps that is judged, share that is its beginning, and fewest steps to judge.
@@ -81,7 +83,7 @@ class QualityTrial:
             in_round=frozenset(step for rank in result.ranks for step in rank.in_round),
             ends_s=ends_of(result),
             whole=min((len(rank.step_s) for rank in result.ranks), default=0) * completed,
-            several_losses=_several_losses(result),
+            several_losses=has_several_losses(result),
         )
 
     @property
@@ -122,12 +124,13 @@ class QualityTrial:
 def losses_of(result: TrialResult) -> tuple[float, ...]:
     """Return the mean over ranks of the loss of each step; empty if a rank has none, or several."""
     rows = [rank.losses for rank in result.ranks]
-    if not result.status.measured or not rows or _several_losses(result):
+    if not result.status.measured or not rows or has_several_losses(result):
         return ()
     return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
 
 
-def _several_losses(result: TrialResult) -> bool:
+def has_several_losses(result: TrialResult) -> bool:
+    """Return whether optimizers have losses of their own, and the script reports none."""
     return any(rank.several_losses for rank in result.ranks)
 
 

@@ -118,6 +118,8 @@ def test_a_forecast_says_what_a_trial_takes_and_how_it_can_be_ended() -> None:
         "each trial about 70 s; at most 19 more trials, at most 8 min of quality trials"
     )
     assert "confirmation: 29 min;" in plain and "Ctrl-C" not in plain
+    unjudged = forecast_text(replace(forecast, unjudged="no loss is seen"))
+    assert unjudged == f"{text}; no lossy strategy is judged: no loss is seen"
 
 
 def test_one_of_a_thing_is_singular() -> None:

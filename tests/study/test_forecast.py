@@ -14,8 +14,8 @@ from hvd_autosync.traces import TrialRecord
 SETUP_S, STEP_S = 5.0, 0.1
 
 
-def expected(*, lossy: bool, **settings: float) -> Forecast:
-    rank = RankReport(0, "a", (STEP_S,) * 50)
+def expected(*, lossy: bool, several: bool = False, **settings: float) -> Forecast:
+    rank = RankReport(0, "a", (STEP_S,) * 50, several_losses=several)
     total_s = SETUP_S + 50 * STEP_S
     result = TrialResult(
         TrialStatus.COMPLETED, ranks=(rank,), warmup_steps=10, setup_s=4.0, total_s=total_s
@@ -39,12 +39,19 @@ def test_the_quality_trials_are_all_that_there_may_be() -> None:
 
 def test_the_quality_trials_take_no_longer_than_they_may() -> None:
     assert expected(lossy=True, quality_minutes=30.0).judging_s == 30 * 60
-    found = expected(lossy=True, quality_minutes=1.0)
-    assert found.judging_s == 60
-    assert found.low_s == pytest.approx((19 + 6) * found.trial_s + 60)
+    found = expected(lossy=True, quality_minutes=4.0)
+    assert found.judging_s == 240 and not found.unjudged
+    short = expected(lossy=True, quality_minutes=1.0)
+    assert short.judging_s == 0 and "first verdict" in short.unjudged
+    assert short.low_s == pytest.approx((19 + 6) * found.trial_s)
 
 
 def test_without_lossy_knobs_nothing_is_judged() -> None:
-    found = expected(lossy=False)
-    assert found.judging_s == 0.0
+    found = expected(lossy=False, several=True)
+    assert found.judging_s == 0.0 and not found.unjudged
     assert found.low_s == pytest.approx((19 + 6) * found.trial_s)
+
+
+def test_a_job_with_several_losses_is_told_at_once_that_nothing_is_judged() -> None:
+    found = expected(lossy=True, several=True)
+    assert found.judging_s == 0.0 and "call hvd_autosync.report(loss)" in found.unjudged

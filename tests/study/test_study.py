@@ -293,6 +293,17 @@ def test_what_can_never_be_used_is_not_explored(tmp_path: Path) -> None:
     assert any(trial.kind == "model" for trial in one.history)
 
 
+def test_a_job_with_several_losses_explores_nothing_lossy(tmp_path: Path) -> None:
+    """Its default trial shows that none can be judged."""
+    one = study(tmp_path, trials=8)
+    job = SimulatedJob(gain=0.8, ruinous=True, coded=0.1)
+    while (trial := one.ask()) is not None:
+        (report,) = (result := job.result(trial)).ranks
+        one.tell(trial, replace(result, ranks=(replace(report, several_losses=True),)))
+    assert all(SPACE.is_exact(trial.strategy) for trial in one.history)
+    assert {trial.kind for trial in one.history} >= {"model", "confirm"}
+
+
 @pytest.mark.parametrize(
     ("outcome", "pairs", "said"),
     [
