@@ -47,6 +47,7 @@ class QualityConstraint:
         refused: Strategies that may not be used, whatever the verdicts; those outside of the space
             are ignored.
         closed: Whether no further strategy is judged, so that only admitted ones may be used.
+        shared: Whether verdicts hold for all strategies with the same lossy part.
 
     Raises:
         SpaceError: A judged strategy does not lie in the space.
@@ -60,15 +61,17 @@ class QualityConstraint:
         *,
         refused: Collection[Strategy] = (),
         closed: bool = False,
+        shared: bool = True,
     ) -> None:
         self._space = space
         self._lossy = [index for index, knob in enumerate(space.knobs) if not knob.exact]
         self._judged = self._features(encode_all(space, judged))
         verdicts = list(zip(judged, violation, strict=True))
         self._admitted = [strategy for strategy, excess in verdicts if excess <= 1.0]
-        self._refused = [strategy for strategy, excess in verdicts if excess > 1.0]
-        self._refused += [strategy for strategy in refused if space.holds(strategy)]
+        self._worse = [strategy for strategy, excess in verdicts if excess > 1.0]
+        self._refused = [strategy for strategy in refused if space.holds(strategy)]
         self._closed = closed
+        self._shared = shared
         values = np.clip(np.array(violation, dtype=np.float64), _LEAST, MOST) - self._judged[:, -1]
         covariance = self._covariance(self._judged, self._judged) + _NOISE**2 * np.eye(len(values))
         with isolated():
@@ -83,18 +86,19 @@ class QualityConstraint:
         exact = (points == self._space.encode(self._space.default))[:, self._lossy].all(axis=1)
         lossy = np.zeros(len(points)) if self._closed else self._lossy_probabilities(points)
         # A verdict is final: what trains alike is not judged again.
-        lossy[self._trained_alike(points, self._admitted)] = 1.0
-        lossy[self._trained_alike(points, self._refused)] = 0.0
+        lossy[self._alike(points, self._admitted, self._shared)] = 1.0
+        lossy[self._alike(points, self._worse, self._shared)] = 0.0
+        lossy[self._alike(points, self._refused)] = 0.0
         return np.where(exact, 1.0, lossy)
 
-    def _trained_alike(
-        self, points: FloatArray, others: Sequence[Strategy]
+    def _alike(
+        self, points: FloatArray, others: Sequence[Strategy], lossy_part: bool = True
     ) -> npt.NDArray[np.bool_]:
-        """Return whether a point has the lossy part of one of ``others``, shape ``(n,)``."""
+        """Return whether a point is one of ``others``, or has its lossy part, shape ``(n,)``."""
         space = self._space
         found = np.zeros(len(points), dtype=np.bool_)
         for other, row in zip(others, encode_all(space, others), strict=True):
-            part = space.lossy_part(other)
+            part = space.lossy_part(other) if lossy_part else space.complete(other)
             columns = [index for index, knob in enumerate(space.knobs) if knob.name in part]
             # A knob that is switched off stands at its default in both.
             found |= (points[:, columns] == row[columns]).all(axis=1)

@@ -39,6 +39,7 @@ def quality_constraint(
     *,
     excluded: Collection[Strategy] = (),
     closed: bool = False,
+    goal: str = "steps",
 ) -> QualityConstraint:
     """Return the quality constraint that is conditioned on ``verdicts``.
 
@@ -47,6 +48,7 @@ def quality_constraint(
         verdicts: The verdicts so far.
         excluded: Strategies that the loss guard has ended.
         closed: Whether no further strategy is judged, so that only admitted ones may be used.
+        goal: The goal of the study.
     """
     from hvd_autosync.learner.quality_constraint import QualityConstraint
 
@@ -59,14 +61,26 @@ def quality_constraint(
         [verdict.violation for verdict in shown],
         refused=[*excluded, *nothing],
         closed=closed,
+        shared=goal == "steps",
     )
 
 
-def may_be_used(space: SearchSpace, strategy: Strategy, verdicts: Sequence[Verdict]) -> bool:
-    """Return whether ``strategy`` is exact, or an admitted one has the same lossy part."""
-    part = space.lossy_part(strategy)
+def judged_part(space: SearchSpace, strategy: Strategy, goal: str) -> Strategy:
+    """Return the part of ``strategy`` that its verdict depends on.
+
+    At equal time it is all of it: the exact knobs decide how many steps it trains for.
+    """
+    return space.lossy_part(strategy) if goal == "steps" else space.complete(strategy)
+
+
+def may_be_used(
+    space: SearchSpace, strategy: Strategy, verdicts: Sequence[Verdict], goal: str = "steps"
+) -> bool:
+    """Return whether ``strategy`` is exact, or was admitted by itself or by one judged as it is."""
+    part = judged_part(space, strategy, goal)
     return space.is_exact(strategy) or any(
-        verdict.admissible and space.lossy_part(verdict.strategy) == part for verdict in verdicts
+        verdict.admissible and judged_part(space, verdict.strategy, goal) == part
+        for verdict in verdicts
     )
 
 
@@ -97,6 +111,7 @@ class CandidateSelection:
         observations: The outcomes of the trials so far.
         excluded: Strategies that are never chosen: those that the loss guard has ended, and those
             of :func:`pruned`.
+        goal: The goal of the study.
     """
 
     def __init__(
@@ -104,8 +119,10 @@ class CandidateSelection:
         problem: Problem,
         observations: Sequence[Observation],
         excluded: Collection[Strategy] = (),
+        goal: str = "steps",
     ) -> None:
         self._excluded = excluded
+        self._goal = goal
         self._problem = problem
         self._observations = observations
         self._space = problem.space
@@ -153,10 +170,11 @@ class CandidateSelection:
 
         if len(verdicts) >= MOST_JUDGED:
             return None
-        feasible = [each for each in top_candidates if may_be_used(self._space, each, verdicts)]
+        feasible = self._usable(top_candidates, verdicts)
         best = min(self._log_step([self._space.default, *feasible]))
         saved = -np.expm1(-np.maximum(best - np.array(self._log_step(untried)), 0.0))
-        worth = saved * quality_constraint(self._space, verdicts).feasibility_probabilities(untried)
+        constraint = quality_constraint(self._space, verdicts, goal=self._goal)
+        worth = saved * constraint.feasibility_probabilities(untried)
         most = int(np.argmax(worth))
         return untried[most] if worth[most] > max(least, _WORTH_JUDGING) else None
 
@@ -169,11 +187,16 @@ class CandidateSelection:
             top_candidates: The result of :meth:`top_candidates`.
             verdicts: Verdicts on the lossy ones; one without a verdict is not used.
         """
-        allowed = [each for each in top_candidates if may_be_used(self._space, each, verdicts)]
+        allowed = self._usable(top_candidates, verdicts)
         log_step = self._log_step(allowed)
         close = min(log_step, default=0.0) + math.log1p(_CLOSE_RACE)
         near = [each for each, y in zip(allowed, log_step, strict=True) if y <= close]
         return near[:_MOST_CONFIRMED]
+
+    def _usable(
+        self, strategies: Sequence[Strategy], verdicts: Sequence[Verdict]
+    ) -> list[Strategy]:
+        return [s for s in strategies if may_be_used(self._space, s, verdicts, self._goal)]
 
     def saving(self, strategy: Strategy) -> float:
         """Return the share of the default's step that ``strategy`` is expected to save."""

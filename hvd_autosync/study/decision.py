@@ -17,7 +17,12 @@ from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
-from hvd_autosync.study.candidate_selection import CandidateSelection, pruned, quality_constraint
+from hvd_autosync.study.candidate_selection import (
+    CandidateSelection,
+    judged_part,
+    pruned,
+    quality_constraint,
+)
 from hvd_autosync.study.confirm import Confirmation, Measurement
 from hvd_autosync.study.damaged import named_if_damaged
 from hvd_autosync.study.fallbacks import is_excluded
@@ -223,6 +228,7 @@ class Decision:
                 verdicts,
                 excluded=self._settings.excluded,
                 closed=check.closed or len(verdicts) >= MOST_JUDGED,
+                goal=self._settings.goal,
             )
             problem = replace(problem, feasible=constraint.at)
         unknown = [trial.strategy for trial in self._trials if is_unknown(trial)]
@@ -271,16 +277,17 @@ class Decision:
             if is_excluded(seen.strategy, self._settings.excluded, self._space)
         }
         excluded |= pruned(self._space, self._trials)
-        return CandidateSelection(self._problem, observations, excluded)
+        return CandidateSelection(self._problem, observations, excluded, self._settings.goal)
 
     def _check(self, top_candidates: Sequence[Strategy]) -> QualityCheck:
-        """Return the quality check, with one strategy for each distinct lossy part."""
+        """Return the quality check, with one strategy of those that share a verdict."""
         first: dict[Strategy, Strategy] = {}
+        goal = self._settings.goal
 
         def judged_as(strategy: Strategy) -> Strategy:
             if self._space.is_exact(strategy):
                 return strategy
-            return first.setdefault(self._space.lossy_part(strategy), strategy)
+            return first.setdefault(judged_part(self._space, strategy, goal), strategy)
 
         tried = [
             QualityTrial.of(
@@ -306,7 +313,7 @@ class Decision:
             ),
             steps=self._settings.quality_steps,
             tolerance=self._settings.loss_tolerance,
-            goal=self._settings.goal,
+            goal=goal,
             spent=self._budget.why_not_judge(steps),
         )
 

@@ -342,8 +342,8 @@ class AskTellStudy:
             return math.inf
         # Only strategies of the space that may be used are incumbents.
         seen = observations_of(self.space, self.history)
-        verdicts = self._decision(self._counted()).verdicts()
-        incumbents = [o.step_s for o in seen if may_be_used(self.space, o.strategy, verdicts)]
+        known = self._decision(self._counted()).verdicts(), self.settings.goal
+        incumbents = [o.step_s for o in seen if may_be_used(self.space, o.strategy, *known)]
         return min((s for s in incumbents if s is not None), default=math.inf) * LAUNCHES_DIFFER
 
     def finish(self, conclusion: Conclusion) -> None:

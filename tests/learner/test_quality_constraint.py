@@ -178,6 +178,20 @@ def test_what_trains_as_an_admitted_one_may_be_used(codecs: SearchSpace) -> None
         assert ended.feasibility_probabilities([alike]).tolist() == [0.0]
 
 
+def test_verdicts_that_are_not_shared_say_what_is_likely_of_others() -> None:
+    """Other exact knobs make another number of steps at equal time; the loss guard ends all."""
+    judged = [topk(0.1), topk(0.01)]
+    others = [topk(0.1, cycle=10.0), topk(0.01, cycle=10.0)]
+    for shared, low, high in ((True, 0.0, 1.0), (False, 1e-9, 0.999)):
+        known = QualityConstraint(SPACE, judged, [0.5, 1.5], shared=shared)
+        assert known.feasibility_probabilities(judged).tolist() == [1.0, 0.0]
+        likely = known.feasibility_probabilities(others)
+        assert likely[0] <= high and likely[1] >= low
+        assert ({0.0, 1.0} & set(likely.tolist()) == {0.0, 1.0}) is shared
+        ended = QualityConstraint(SPACE, [], [], refused=judged, shared=shared)
+        assert ended.feasibility_probabilities(others).tolist() == [0.0, 0.0]
+
+
 def _exchanged(space: SearchSpace, strategy: Strategy) -> Iterator[Strategy]:
     """``strategy`` with each exchange of its large matrices."""
     for exchange in ("allreduce", "hierarchical", "sharded"):

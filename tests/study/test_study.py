@@ -478,6 +478,27 @@ def test_what_trains_the_same_model_is_judged_once(tmp_path: Path) -> None:
         assert feasible == (each["compression"] in found)
 
 
+def test_at_equal_time_each_strategy_is_judged_by_itself(tmp_path: Path) -> None:
+    """Of all with fp16 only the one with the fastest cycle time trains long enough."""
+    one = study(tmp_path, trials=12, goal="time-to-loss")
+    job = SimulatedJob(gain=0.5, ruinous=True)
+    while (trial := one.ask()) is not None:
+        result = job.result(trial)
+        near = abs(math.log(float(SPACE.complete(trial.strategy)["cycle_time_ms"]) / 10)) < 0.7
+        if trial.kind == "quality" and near:
+            (report,) = SimulatedJob().result(trial).ranks
+            result = replace(result, ranks=(report,))
+        one.tell(trial, result)
+    assert one.conclusion is not None
+    verdicts = one.conclusion.verdicts
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.ADMITTED, Outcome.WORSE}
+    admitted = [verdict.strategy for verdict in verdicts if verdict.admissible]
+    assert one.conclusion.winner in admitted or SPACE.is_exact(one.conclusion.winner)
+    for each in (SPACE.complete(trial.strategy) for trial in one.history):
+        feasible = may_be_used(SPACE, each, verdicts, "time-to-loss")
+        assert feasible == (SPACE.is_exact(each) or each in admitted)
+
+
 def test_where_the_fastest_ruin_the_model_milder_ones_are_looked_for(tmp_path: Path) -> None:
     """The more a strategy loses the faster it is; more than a little of that ruins the model.
 
