@@ -99,11 +99,14 @@ class QualityTrial:
     def count_within(self, other: QualityTrial) -> int:
         """Return how many of its losses it had in the time of ``other``, at least one.
 
-        If a step time is unknown, they are as many as those of ``other`` at most.
+        Times begin with the end of the first step: what comes before it, such as the start of the
+        workers that load the data, is little of a training, but much of a trial. If a step time is
+        unknown, they are as many as those of ``other`` at most.
         """
         if not self.ends_s or not other.ends_s:
             return max(min(len(self.losses), len(other.losses)), 1)
-        steps = bisect_right(self.ends_s, other.ends_s[-1])
+        after_s = [end_s - self.ends_s[0] for end_s in self.ends_s]
+        steps = bisect_right(after_s, other.ends_s[-1] - other.ends_s[0])
         return max(steps * len(self.losses) // len(self.ends_s), 1)
 
     def judged(self, count: int) -> Sequence[int]:

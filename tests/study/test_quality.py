@@ -509,6 +509,21 @@ def test_steps_that_ended_after_the_training_of_the_default_are_not_judged(
     assert judging.only.admissible == admitted
 
 
+@pytest.mark.parametrize("setup_s", [0.0, 5.0])
+@pytest.mark.parametrize("slow_to_begin", [DEFAULT, FAST])
+def test_what_comes_before_the_end_of_the_first_step_is_no_time_of_training(
+    setup_s: float, slow_to_begin: Strategy
+) -> None:
+    def trial(strategy: Strategy, step_s: float) -> QualityTrial:
+        before_s = setup_s if strategy == slow_to_begin else 0.0
+        ends_s = tuple(before_s + step_s * step for step in range(1, STEPS + 1))
+        return QualityTrial(strategy, 1, STEPS, (1.0,) * STEPS, ends_s=ends_s)
+
+    for step_s, share in ((0.1, 1.0), (0.125, 0.8)):
+        count = trial(FAST, step_s).count_within(trial(DEFAULT, 0.1))
+        assert count == pytest.approx(share * STEPS, abs=1)
+
+
 def test_the_times_of_steps_are_means_of_the_ranks() -> None:
     ranks = (RankReport(0, "a", step_s=(1.0, 2.0, 9.0)), RankReport(1, "b", step_s=(3.0, 4.0)))
     assert ends_of(TrialResult(TrialStatus.COMPLETED, ranks=ranks)) == (2.0, 5.0)
