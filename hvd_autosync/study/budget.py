@@ -140,26 +140,28 @@ class Budget:
         _, usual = self._settings.steps_after(default)
         return max(steps - usual, 0) * default.step_time.mean_s
 
-    def judging_s(self, steps: int) -> float:
+    def judging_s(self, steps: int, trials: int = 1) -> float:
         """Return the seconds until the next verdict on a lossy strategy.
 
         Args:
             steps: Steps of each quality trial; a candidate is assumed as slow as the default.
+            trials: Least number of quality trials until then.
         """
         default = default_result(self._trials)
         if default is None or math.isnan(default.total_s):
             return 0.0
         each_s = quality_trial_s(default, self._settings, steps)
-        return each_s * max(2 * FIRST_SEEDS - len(self._judging(steps)), 1)
+        return each_s * max(2 * FIRST_SEEDS - len(self._judging(steps)), trials)
 
-    def least_saving(self, steps: int) -> float:
+    def least_saving(self, steps: int, trials: int = 1) -> float:
         """Return the share of a step for which a lossy strategy is worth judging and confirming.
 
         Args:
             steps: As of :meth:`judging_s`.
+            trials: As of :meth:`judging_s`.
         """
         confirming_s = MIN_ROUNDS * _CONTENDERS * self._confirming_cost_s(None)
-        return (self.judging_s(steps) + confirming_s) / self.training_s
+        return (self.judging_s(steps, trials) + confirming_s) / self.training_s
 
     def _judging(self, steps: int = 0) -> list[TrialRecord]:
         """Return the quality trials of at least so many steps that have not failed."""
@@ -187,11 +189,12 @@ class Budget:
             )
         return ""
 
-    def why_not_judge(self, steps: int) -> str:
+    def why_not_judge(self, steps: int, trials: int = 1) -> str:
         """Return why no other quality trial is of use or fits into the budget; empty if one is.
 
         Args:
             steps: Its steps, each as long as the default's.
+            trials: As of :meth:`judging_s`.
         """
         default = default_result(self._trials)
         if default is not None and has_several_losses(default):
@@ -199,11 +202,13 @@ class Budget:
         minutes, left_s = self._settings.quality_minutes, self._judging_left_s
         if left_s <= 0:
             return f"the limit of {amount(minutes, 'minute')} of quality trials is reached"
-        least_s, before = self.judging_s(steps), self._judging(steps)
-        if before and left_s < (each_s := _used_s(before) / len(before)):
+        least_s, before = self.judging_s(steps, trials), self._judging(steps)
+        # Before the first look too few are known to tell how long all will take.
+        needed = trials if len(before) >= 2 * FIRST_SEEDS else 1
+        if before and left_s < needed * (each_s := _used_s(before) / len(before)):
             return (
                 f"the limit of {amount(minutes, 'minute')} of quality trials leaves no time for "
-                f"another one of {each_s:.0f} s"
+                f"{amount(needed, 'more trial')} of {each_s:.0f} s"
             )
         if not before and least_s > left_s:
             return (

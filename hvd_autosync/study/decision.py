@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from hvd_autosync.errors import ConfigurationError
@@ -303,18 +303,22 @@ class Decision:
         steps = enough_steps(self._space.default, tried, base, spent=False)
         for strategy in top_candidates:
             judged_as(strategy)
-        least = self._budget.least_saving(steps)
-        return QualityCheck(
+        check = partial(
+            QualityCheck,
             self._space.default,
             list(first.values()),
             tried,
-            lambda untried, verdicts: self._selection.to_judge(
-                top_candidates, untried, verdicts, least
-            ),
             steps=self._settings.quality_steps,
             tolerance=self._settings.loss_tolerance,
             goal=goal,
-            spent=self._budget.why_not_judge(steps),
+        )
+        trials = check(choose=lambda untried, verdicts: None).trials_to_look
+        least = self._budget.least_saving(steps, trials)
+        return check(
+            choose=lambda untried, verdicts: self._selection.to_judge(
+                top_candidates, untried, verdicts, least
+            ),
+            spent=self._budget.why_not_judge(steps, trials),
         )
 
     def _concluded(

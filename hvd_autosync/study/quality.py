@@ -28,6 +28,7 @@ from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.schedule import SEE_EPOCHS
 from hvd_autosync.search_space.sync_plan import schedule_of
 from hvd_autosync.study.noninferiority import (
+    LOOKS,
     MOST_PAIRS,
     Estimate,
     Outcome,
@@ -128,10 +129,23 @@ class QualityCheck:
         """Return strategy and seed of the next trial of a candidate's pairs; ``None``: no more."""
         if len(self._left_out) > _FORGIVEN + _FORGIVEN_LATER:
             return None
+        return next(iter(self._missing(candidate, MOST_PAIRS)), None)
+
+    def _missing(self, candidate: Strategy, pairs: int) -> list[tuple[Strategy, int]]:
+        """Return strategy and seed of the trials that its first pairs still need, in order."""
         begun = {(trial.strategy, trial.seed) for trial in self._trials}
-        seeds = [seed for seed in SEEDS if seed not in self._left_out][:MOST_PAIRS]
-        pairs = ((strategy, seed) for seed in seeds for strategy in (self._default, candidate))
-        return next((pair for pair in pairs if pair not in begun), None)
+        seeds = [seed for seed in SEEDS if seed not in self._left_out][:pairs]
+        both = ((strategy, seed) for seed in seeds for strategy in (self._default, candidate))
+        return [trial for trial in both if trial not in begun]
+
+    @property
+    def trials_to_look(self) -> int:
+        """Trials until the next look that may admit the candidate under way, or a further one."""
+        candidate = self.under_way
+        if candidate is None:
+            return FIRST_SEEDS
+        done = len(self._pairs(candidate))
+        return len(self._missing(candidate, min(look for look in LOOKS if look > done)))
 
     @property
     def under_way(self) -> Strategy | None:

@@ -26,6 +26,28 @@ def test_runs_whose_results_were_discarded_use_the_minutes_but_are_not_expected_
     assert why == "the limit of 0.5 minutes of quality trials is reached"
 
 
+@pytest.mark.parametrize(("trials", "said"), [(2, ""), (3, "3 more trials of 100 s")])
+def test_a_look_whose_pairs_have_no_time_is_not_begun(trials: int, said: str) -> None:
+    """Before the first look, each trial is begun for which there is time."""
+    result = TrialResult(TrialStatus.COMPLETED, total_s=100.0)
+    quality = TrialRecord("study", 0, "quality", Strategy(), "", "", {}, result)
+    for count, found in ((8, said), (7, "")):
+        settings = StudySettings(quality_minutes=(count + 2.5) * 100 / 60)
+        why = Budget(settings, [quality] * count).why_not_judge(200, trials)
+        assert why.endswith(found) and bool(why) is bool(found)
+
+
+def test_judging_takes_until_the_next_look() -> None:
+    settings = StudySettings(steps=40)
+    ranks = (RankReport(0, "a", (0.1,) * 50),)
+    default = TrialResult(TrialStatus.COMPLETED, ranks=ranks, warmup_steps=10, total_s=10.0)
+    trials = [TrialRecord("study", 0, "default", Strategy(), "", "", {}, default)]
+    trials += [replace(trials[0], number=n, kind="quality") for n in range(1, 9)]
+    for known, look, expected in ((1, 4, 8), (9, 1, 1), (9, 4, 4)):
+        found = Budget(settings, trials[:known]).judging_s(200, look)
+        assert found == pytest.approx(expected * 26.0)
+
+
 def test_quality_trials_have_the_time_that_is_left_of_both_limits() -> None:
     settings = StudySettings(minutes=1.0, quality_minutes=0.5)
     result = TrialResult(TrialStatus.COMPLETED, total_s=20.0)

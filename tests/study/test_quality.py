@@ -135,6 +135,21 @@ def test_seeds_of_the_default_are_shared_and_added_when_they_are_needed() -> Non
     assert judging.only.pairs > FIRST_SEEDS
 
 
+def test_how_many_trials_the_next_look_needs() -> None:
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        apart = 0.012 * (-1) ** seed if strategy == FAST else 0.0
+        return tuple(loss + apart for loss in noisy(1.0, seed))
+
+    def needed(most: int) -> int:
+        return Judging(train, most=most).check.trials_to_look
+
+    assert needed(0) == needed(FIRST_SEEDS) == FIRST_SEEDS
+    at_first = 2 * FIRST_SEEDS
+    # Looks are after 4 and 6 pairs.
+    assert [needed(at_first + more) for more in (-1, 0, 1, 3)] == [1, 4, 3, 1]
+    assert Judging(job(topk=2.0)).check.trials_to_look == FIRST_SEEDS, "of a further candidate"
+
+
 @pytest.mark.parametrize("goal", ["steps", "time-to-loss"])
 def test_a_tolerance_that_is_named_admits(goal: str) -> None:
     """The noise of the allowed difference, a share of the decrease, grows with the tolerance."""

@@ -272,6 +272,23 @@ def test_a_quality_trial_that_its_minutes_end_shows_nothing(
         assert one.conclusion.winner["compression"] == "none"
 
 
+def test_quality_trials_end_where_the_next_look_has_no_time(tmp_path: Path) -> None:
+    """The look at four pairs does not decide, and two trials of the four until the next fit in."""
+    one, job = study(tmp_path, trials=8, quality_minutes=17.5), SimulatedJob(ruinous=True)
+    while (trial := one.ask()) is not None:
+        result = replace(job.result(trial), total_s=2.0)
+        if trial.kind == "quality":
+            (report,) = SimulatedJob().result(trial).ranks
+            exact = SPACE.is_exact(SPACE.complete(trial.strategy))
+            apart = 0.0 if exact else 0.012 * (-1) ** trial.seed
+            report = replace(report, losses=tuple(loss + apart for loss in report.losses))
+            result = replace(result, ranks=(report,), total_s=100.0)
+        one.tell(trial, result)
+    assert sum(trial.kind == "quality" for trial in one.history) == 8
+    assert one.conclusion is not None
+    assert "no time for 4 more trials of 100 s" in one.conclusion.verdicts[0].reason
+
+
 def test_nothing_is_judged_if_no_verdict_fits_into_its_minutes(tmp_path: Path) -> None:
     """Nor is anything explored that could not be used."""
     one = study(tmp_path, trials=8, quality_minutes=0.5)
