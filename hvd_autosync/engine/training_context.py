@@ -12,7 +12,7 @@ from hvd_autosync.search_space.trial import LossPrediction, TrialStatus
 from hvd_autosync.study.damaged import named_if_damaged
 from hvd_autosync.study.loss_prediction import predict_losses
 from hvd_autosync.study.quality import QualityCheck
-from hvd_autosync.study.quality_trial import QualityTrial, losses_of
+from hvd_autosync.study.quality_trial import QualityTrial, in_every_step, losses_of
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.study.verdict import Verdict
 from hvd_autosync.traces import StudyRecord, TraceStore
@@ -151,11 +151,17 @@ def _verdicts(store: TraceStore, study: StudyRecord, strategy: Strategy) -> Sequ
 
 
 def _losses(store: TraceStore, study: StudyRecord, strategy: Strategy) -> list[tuple[float, ...]]:
-    """Return the losses under ``strategy`` in the longest quality trial of each seed."""
+    """Return the losses under ``strategy`` in the longest quality trial of each seed.
+
+    Those of a script that does not report a loss in every step are left out: the guard predicts
+    windows of steps.
+    """
     found: dict[object, tuple[float, ...]] = {}
     for trial in store.trials(study.study_id):
         if trial.kind == "quality" and trial.result is not None:
             seed, losses = trial.info["seed"], losses_of(trial.result)
+            if not in_every_step(trial.result):
+                continue
             if _same(study, trial.strategy, strategy) and len(losses) > len(found.get(seed, ())):
                 found[seed] = losses
     return list(found.values())

@@ -132,6 +132,12 @@ def losses_of(result: TrialResult) -> tuple[float, ...]:
     return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
 
 
+def in_every_step(result: TrialResult) -> bool:
+    """Return whether each step has a loss, but for one that may be reported after the last."""
+    steps = min((len(rank.step_s) for rank in result.ranks), default=0)
+    return len(losses_of(result)) >= _COMPLETE * steps - 1
+
+
 def has_several_losses(result: TrialResult) -> bool:
     """Return whether optimizers have losses of their own, and the script reports none."""
     return any(rank.several_losses for rank in result.ranks)

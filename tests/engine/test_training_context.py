@@ -76,6 +76,23 @@ def test_one_that_was_refused_keeps_up_with_the_default(location: str) -> None:
     assert predicted_losses(location, {"job"}, SLOW).levels == pytest.approx([1.0] * 2, abs=0.01)
 
 
+@pytest.mark.parametrize(("every", "windows"), [(1, 2), (2, 0)])
+def test_losses_of_some_steps_predict_no_windows_of_steps(
+    location: str, every: int, windows: int
+) -> None:
+    """A report that comes after the last step is not seen."""
+    store = TraceStore(location)
+    study_id = store.create_study(job_key="job", command=(), settings={}, versions={}).study_id
+    store.describe_task(study_id, None, SPACE)
+    for seed in (1, 2):
+        dice = random.Random(seed)
+        losses = tuple(dice.gauss(1.0, 0.01) for _ in range(64))
+        rank = RankReport(0, "a", step_s=(0.1,) * (64 * every + 1), losses=losses)
+        number = store.ask(study_id, SPACE.default, "quality", {"seed": seed})
+        store.tell(study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(rank,)))
+    assert len(predicted_losses(location, {"job"}, SLOW).levels) == windows
+
+
 def test_a_strategy_from_outside_of_the_space_is_no_error(location: str) -> None:
     judged(location, admissible=True)
     outside = Strategy({"large_codec": "topk"})
