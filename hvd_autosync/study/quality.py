@@ -403,6 +403,11 @@ def _why_without_average(candidate: Strategy, trials: Sequence[QualityTrial]) ->
     at_once = schedule is not None and schedule.base > 1 and not schedule.start
     if at_once and not any(trial.in_round for trial in trials):
         return f"it made no local step, because no end of an epoch was seen: {SEE_EPOCHS}"
+    if any(trial.one_late for trial in trials):
+        return (
+            "the losses of rank 0 are one step behind those of others: call "
+            "hvd_autosync.report(loss) on every rank"
+        )
     return (
         "too few steps to see the loss of an average of its replicas; increase "
         "--autosync-quality-steps"

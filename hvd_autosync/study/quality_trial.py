@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
+from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
 from hvd_autosync.search_space.sync_plan import schedule_of
 from hvd_autosync.study.noninferiority import LENGTHS, LOOKS, Estimate, deviation, has_fallen
 
@@ -50,6 +50,8 @@ class QualityTrial:
             are unknown.
         whole: Steps that it made, with the warm-up, if they are all that it was asked for; else 0.
         several_losses: Whether it has no loss because optimizers have losses of their own.
+        one_late: Whether the losses of the first rank are one step behind those of another, as
+            where it alone reports them, after the step.
     """
 
     strategy: Strategy
@@ -63,6 +65,7 @@ class QualityTrial:
     ends_s: tuple[float, ...] = ()
     whole: int = 0
     several_losses: bool = False
+    one_late: bool = False
 
     @classmethod
     def of(
@@ -84,6 +87,7 @@ class QualityTrial:
             ends_s=ends_of(result),
             whole=min((len(rank.step_s) for rank in result.ranks), default=0) * completed,
             several_losses=has_several_losses(result),
+            one_late=any(_is_behind(result.ranks[0], other) for other in result.ranks[1:]),
         )
 
     @property
@@ -147,6 +151,12 @@ def ends_of(result: TrialResult) -> tuple[float, ...]:
     """Return the seconds from the first step's beginning to the end of each, means over ranks."""
     rows = [rank.step_s for rank in result.ranks]
     return tuple(accumulate(statistics.fmean(step) for step in zip(*rows, strict=False)))
+
+
+def _is_behind(one: RankReport, other: RankReport) -> bool:
+    """Return whether the losses of a rank were in rounds one position after those of another."""
+    expected = {step + 1 for step in other.in_round if step + 1 < len(one.losses)}
+    return bool(expected) and expected == set(one.in_round) != set(other.in_round)
 
 
 def failed(trial: QualityTrial) -> bool:

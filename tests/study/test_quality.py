@@ -666,6 +666,28 @@ def test_a_script_whose_epochs_are_not_seen_is_told_so() -> None:
     assert "--autosync-quality-steps" in reason(replace(own, strategy=later))
 
 
+@pytest.mark.parametrize("round_steps", [2, 4])
+def test_a_script_that_reports_on_one_rank_is_told_so(round_steps: int) -> None:
+    """After the step, so that rank 0 has a loss before that and those of all but the last."""
+    apart = within_rounds(round_steps, pass_steps=STEPS)
+    behind = tuple(sorted(step + 1 for step in apart if step + 1 < STEPS))
+    local = Strategy({"local_steps": round_steps})
+
+    def trial(strategy: Strategy, seed: int, *in_round: tuple[int, ...]) -> QualityTrial:
+        ranks = [
+            RankReport(rank, "a", losses=noisy(1.0, seed), in_round=own)
+            for rank, own in enumerate(in_round)
+        ]
+        result = TrialResult(TrialStatus.COMPLETED, ranks=tuple(ranks))
+        return QualityTrial.of(strategy, seed, STEPS, result)
+
+    first = [trial(DEFAULT, seed, (), ()) for seed in SEEDS[:FIRST_SEEDS]]
+    own = trial(local, 1, behind, tuple(sorted(apart)))
+    assert own.one_late and not first[0].one_late
+    check = QualityCheck(DEFAULT, [local], [*first, own], in_turn, steps=STEPS)
+    assert "hvd_autosync.report(loss) on every rank" in check.verdicts()[0].reason
+
+
 def test_a_loss_is_an_averages_if_no_rank_was_in_a_round() -> None:
     ranks = tuple(
         RankReport(rank, "a", losses=(1.0,) * 8, in_round=own)
