@@ -125,11 +125,12 @@ def average(optimizer: Any) -> None:
 def report(metric: Any) -> None:
     """Report the loss of this step, in every step, before or after ``optimizer.step()``.
 
-    Call it on every rank: losses are compared and averaged over all.
-    Use it in scripts whose ``backward()`` is called with something else, or whose optimizers have
-    losses of their own. Without it the loss of a step is the sum of all whose ``backward()`` was
-    called in it. Smaller must be better. From the first call on, only reported losses count, the
-    last one of each step. It does nothing if losses are not needed.
+    Call it on every rank: losses are compared and averaged over all. Use it in scripts whose
+    ``backward()`` is called with something else, such as a loss that is scaled by other means than
+    PyTorch's ``GradScaler``, or whose optimizers have losses of their own. Without it the loss of a
+    step is the sum of all whose ``backward()`` was called in it. Smaller must be better. From the
+    first call on, only reported losses count, the last one of each step. It does nothing if losses
+    are not needed.
 
     Args:
         metric: A number, or a tensor of one element.
