@@ -239,7 +239,7 @@ class Dispatcher:
             return
         if not all_here and not self.busy:
             self._absence()
-        if self._priority:
+        if self._priority and self.buckets:  # the plain ones of first steps have no place
             self._ready.sort(key=self._place.__getitem__, reverse=True)
         while self._ready and (wait or not self._priority or self._room()):
             bucket = self._ready.pop(0)
