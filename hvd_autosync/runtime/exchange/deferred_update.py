@@ -85,7 +85,9 @@ class DeferredUpdate:
         self._possible = True
         #: Gradients after the last step, with their versions, during observation.
         self._seen: list[tuple[nn.Parameter, torch.Tensor, int]] = []
+        #: Steps in which the optimizer alone uses the gradients, and whether such a one goes on.
         self._steps = 0
+        self._in_step = False
         #: Deferrable buckets, as far as is known, with their parameters' memory.
         self._deferrable: dict[Bucket, list[Memory]] = {}
         #: Deferred steps: parameter -> its bucket; bucket -> what is to be done.
@@ -148,15 +150,20 @@ class DeferredUpdate:
             self._unmark(parameter)
             self._drop({parameter}, "read without Python's knowledge")
 
-    def choose(self) -> Collection[Bucket]:
-        """Return the buckets to defer; called in each step, before any gradient is used."""
-        self._steps += 1
+    def choose(self, *, in_step: bool) -> Collection[Bucket]:
+        """Return the buckets to defer; called in each step, before any gradient is used.
+
+        Args:
+            in_step: Whether the optimizer's own step alone uses the gradients.
+        """
         for parameter, gradient, version in self._seen:
             if parameter.grad is gradient or gradient._version != version:
                 self.stop("the script keeps or changes gradients after step()")
                 break
         self._seen = []
-        if self._steps <= _REHEARSED:
+        self._steps += in_step
+        self._in_step = in_step
+        if not in_step or self._steps <= _REHEARSED:
             return ()
         shared = {
             b for b, memories in self._deferrable.items() if any(m.shared() for m in memories)
@@ -181,12 +188,13 @@ class DeferredUpdate:
     def put_back(self) -> None:
         """The optimizer's step is over."""
         self._group_swap.undo()
-        if not self._possible or self._steps > _REHEARSED:
+        in_step, self._in_step = self._in_step, False
+        if not in_step or not self._possible or self._steps > _REHEARSED:
             return
-        if 0 < self._steps <= _OBSERVED:
+        if self._steps <= _OBSERVED:
             parameters = [p for bucket in self._dispatcher.buckets for p in bucket.parameters]
             self._seen = [(p, p.grad, p.grad._version) for p in parameters if p.grad is not None]
-        if self._steps == _OBSERVED and not self._deferrable:
+        if self._steps == _OBSERVED:
             self._watch()
         if self._steps >= _OBSERVED:
             self._mark({p for bucket in self._deferrable for p in bucket.parameters})

@@ -167,7 +167,7 @@ class GradientExchange(SyncMethod):
         if self.dispatcher.changes is not None:
             self._notice_changes(self.dispatcher.changes)
         if self._deferred_update is not None:
-            deferred = self._deferred_update.choose() if in_step else ()
+            deferred = self._deferred_update.choose(in_step=in_step)
         if self._zero_step is not None:
             self._zero_step.vote(in_step=in_step)
         self.dispatcher.finish(deferred)

@@ -233,6 +233,31 @@ def test_updates_are_deferred(begin: Any) -> None:
     assert ThreadRanks(2, seed=1).run(body) == [[0, 0, 0, 5, 5, 5, 0]] * 2
 
 
+@pytest.mark.filterwarnings("ignore:order 'priority'")
+def test_only_steps_that_may_be_deferred_are_observed(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that begins to clip has nothing kept or watched in each further step."""
+    torch._dynamo.reset()
+    searches = []
+
+    def watch_none(*_: Any) -> set[torch.nn.Parameter]:
+        searches.append(rank())
+        return set()
+
+    monkeypatch.setattr(deferred_update, "watch_modules", watch_none)
+
+    def body() -> int:
+        own = begin(_SHAPES, SyncPlan(ExchangePlan(order="priority")))
+        for step in range(5):
+            gradients = {place: gradient(rank(), step, place) for place in range(len(_SHAPES))}
+            own.step(gradients, in_step=step < 2)
+        return len(own.method._deferred_update._seen)
+
+    assert ThreadRanks(2).run(body) == [0, 0]
+    assert sorted(searches) == [0, 1]
+
+
 @pytest.mark.parametrize("schedule", [None, Schedule(2)])
 @pytest.mark.parametrize("codec", ["topk", "powersgd"])
 def test_only_its_own_rank_takes_error_feedback_from_a_checkpoint(
