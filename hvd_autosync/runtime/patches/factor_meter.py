@@ -33,8 +33,8 @@ class FactorMeter:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         trained = [p for p in parameters if p.requires_grad]
-        #: Those whose passes an exchange by factors will send.
-        self._used = {p for p in trained if watched(p) is not None}
+        #: Those whose passes an exchange by factors will send, and which of these it keeps.
+        self._used = {p: each.worth for p in trained if (each := watched(p)) is not None}
         self._layers = watch_linear(trained)
         #: ``None``: of a weight that had other gradients, too.
         self._bytes: dict[torch.nn.Parameter, FactorBytes | None] = {}
@@ -70,6 +70,8 @@ class FactorMeter:
         """End the measurement."""
         for hook in self._hooks:
             hook.remove()
+        for weight, layer in self._layers.items():
+            layer.worth = self._used.get(weight, layer.worth)
         self._hooks, self._layers = [], {}
         self.factors = {weight: each for weight, each in self._bytes.items() if each and each.whole}
 

@@ -93,6 +93,15 @@ def test_an_exchange_keeps_its_passes_while_they_are_measured() -> None:
     assert len(used.passes) == 3  # of all backward passes, until the exchange has sent them
 
 
+def test_an_exchange_keeps_no_more_once_they_were_measured() -> None:
+    model = Net()
+    used = watch_linear([model.first.weight], lambda *_: False)[model.first.weight]
+    assert "first.weight" in measured(model)
+    used.clear()
+    model(torch.randn(ROWS, 8)).sum().backward()
+    assert [each.inputs.untyped_storage().nbytes() for each in used.passes] == [4]
+
+
 def test_a_gradient_that_overflows_is_no_evidence() -> None:
     model, x = Net(), torch.randn(ROWS, 8)
     meter = FactorMeter(model.parameters())
