@@ -81,8 +81,8 @@ def agree_parameters(described: Sequence[tuple[str, str]]) -> None:
     all_described = [json.loads(text) for text in gather_texts(json.dumps(described), "parameters")]
     raise ConfigurationError(
         _difference(all_described),
-        hint="Build the same model on every rank, with the same parameters frozen, and give every "
-        "rank the same strategy.",
+        hint="Build the same model on every rank, with the same parameters frozen and the same "
+        "ones together on a device, and give every rank the same strategy.",
     )
 
 

@@ -44,6 +44,7 @@ from hvd_autosync.search_space.exchange_plan import (
     BY_FACTORS,
     HIERARCHICAL_FACTORS,
     LARGE,
+    PARAMETER_CLASSES,
     ClassPlan,
     ExchangePlan,
     matrix_shape,
@@ -237,6 +238,30 @@ class Planning:
     def _name(self, *parameters: torch.nn.Parameter) -> str:
         first = self._names[parameters[0]][0]
         return first if len(parameters) == 1 else f"{first}+{len(parameters) - 1}"
+
+
+def layout(plan: ExchangePlan, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
+    """Describe of each parameter what buckets of several follow from, and ranks may differ in.
+
+    Horovod's own exchange of single gradients does without, so nothing is described for plans that
+    make none.
+    """
+    if not plan.buckets and all(_singly(plan.of(name)) for name in PARAMETER_CLASSES):
+        return [""] * len(parameters)
+    numbers: dict[torch.device, int] = {}  # in order: another device elsewhere may be as well
+    devices = [numbers.setdefault(p.device, len(numbers)) for p in parameters]
+    ordered = [not plan.sharded or p.is_contiguous() for p in parameters]
+    return [
+        f"on device {device} of the model{'' if whole else ', not contiguous'}"
+        for device, whole in zip(devices, ordered, strict=True)
+    ]
+
+
+def _singly(plan: ClassPlan) -> bool:
+    """Return whether no bucket of a class holds several gradients, if none are asked for."""
+    exchanges = ("allreduce", "rows", *BY_FACTORS)
+    single = plan.exchange in exchanges and plan.codec in ("none", "powersgd")
+    return single and not plan.lossless
 
 
 def share_memory(parameters: Sequence[torch.nn.Parameter]) -> list[bool]:

@@ -32,6 +32,7 @@ from hvd_autosync.runtime.exchange.gradient_exchange import (
     GradientExchange,
     check_plan,
 )
+from hvd_autosync.runtime.exchange.planning import layout
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
@@ -260,9 +261,12 @@ class Synchronizer:
             f"{plan.effective_exchange} with {optimizer.op}, "
             f"{optimizer.gradient_predivide_factor}, {plan.schedule}, {plan.protocol}"
         )
+        places = layout(plan.effective_exchange, list(names))
         shapes = [
-            (name, f"{tuple(parameter.shape)} {parameter.dtype} {parameter_class}")
-            for parameter, (name, parameter_class) in names.items()
+            (name, f"{tuple(parameter.shape)} {parameter.dtype} {parameter_class} {place}")
+            for (parameter, (name, parameter_class)), place in zip(
+                names.items(), places, strict=True
+            )
         ]
         agree_parameters([("the plan", how), *shapes])
         check_plan(plan.effective_exchange, names)

@@ -17,7 +17,7 @@ from hvd_autosync.runtime.exchange.buckets import FlatBucket
 from hvd_autosync.runtime.exchange.codecs import PowerSGD
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.factors import pays
-from hvd_autosync.runtime.exchange.planning import Planning, share_memory
+from hvd_autosync.runtime.exchange.planning import Planning, layout, share_memory
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
 GIB = 2**30
@@ -73,6 +73,24 @@ def test_no_bucket_is_more_than_can_be_gathered(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_gathered_stays_whole(name: str) -> None:
     assert list(sizes(ExchangePlan(large=OTHERS[name]), [GIB])) == ["p0"]
+
+
+def test_only_plans_of_fused_buckets_depend_on_the_layout() -> None:
+    placed = [nn.Parameter(torch.empty(2, device=each)) for each in ("cpu", "meta", "cpu")]
+    swapped = [nn.Parameter(torch.empty(2, device=each)) for each in ("meta", "cpu", "meta")]
+    single = [ClassPlan(), ClassPlan("rows"), ClassPlan("factors"), ClassPlan(codec="powersgd")]
+    for each in single:
+        assert layout(ExchangePlan(order="priority", large=each), placed) == [""] * 3
+    fused = [ExchangePlan(buckets=2), *(ExchangePlan(large=each) for each in GATHERING.values())]
+    for plan in fused:
+        assert len({*layout(plan, placed)}) == 2
+        assert layout(plan, placed) == layout(plan, swapped)
+    assert (
+        "not contiguous"
+        in layout(ExchangePlan(large=ClassPlan("sharded")), [nn.Parameter(torch.empty(2, 3).t())])[
+            0
+        ]
+    )
 
 
 def test_a_bucket_of_several_parameters_is_split_before_it_is_too_large() -> None:

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_autosync.errors import SpaceError
+from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks, calls
 from hvd_autosync.runtime.exchange import deferred_update
@@ -214,6 +214,23 @@ def test_two_levels_need_several_hosts(exchange: str, begin: Any) -> None:
     said = f"exchange {exchange!r} does not fit 4 ranks, 4 of them on this host"
     assert ThreadRanks(4, hosts=1).run(body) == [said] * 4
     ThreadRanks(4, hosts=2).run(lambda: begin(_SHAPES, plan) and None)
+
+
+def test_buckets_need_the_same_layout_on_all_ranks(begin: Any) -> None:
+    """Else ranks make buckets of other gradients, and wait for each other for ever."""
+    sharded = SyncPlan(ExchangePlan(rest=ClassPlan("sharded")))
+
+    def body() -> str:
+        own = begin(_SHAPES, SyncPlan())
+        if rank() == 1:
+            own.parameters[0].data = torch.ones(3, 4).t()
+        with pytest.raises(ConfigurationError) as refused:
+            own.sync.switch(sharded)
+        own.sync.switch(SyncPlan(ExchangePlan(2)))
+        return refused.value.message
+
+    said = "p0 (4, 3) torch.float32 rest on device 0 of the model, not contiguous on rank 1"
+    assert all(said in message for message in ThreadRanks(2).run(body))
 
 
 def test_updates_are_deferred(begin: Any) -> None:
