@@ -1,8 +1,9 @@
 """Fits of related studies' models, kept in the store: a study starts without fitting them again.
 
 A fit is kept under a digest of all that it follows from: trials, space, task, the versions of
-the libraries and of the modules that choose trials, and the instructions of the processor, on which
-the last bits depend. So it is the one that fitting again would give. Replay does fit again.
+the libraries and of the modules that choose trials, and the processor with what makes libraries
+choose its instructions, on which the last bits depend. So it is the one that fitting again would
+give. Replay does fit again.
 """
 
 from __future__ import annotations
@@ -48,10 +49,9 @@ def keep_fits(store: TraceStore, problem: Problem) -> None:
 
 def _key(source: Source) -> str:
     """Digest of what a source's fit follows from."""
-    import torch
+    from hvd_autosync.runtime.measure.arithmetic import processor_arithmetic
 
     seen = [[o.strategy.to_json(), o.step_s, o.standard_error_s] for o in source.observations]
     task = None if source.task is None else source.task.to_json()
-    instructions = torch.backends.cpu.get_cpu_capability()
-    content = [deciding_versions(), instructions, source.space.to_json(), task, seen]
+    content = [deciding_versions(), processor_arithmetic(), source.space.to_json(), task, seen]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

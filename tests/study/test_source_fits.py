@@ -15,6 +15,7 @@ from hvd_autosync.learner import Observation, gp
 from hvd_autosync.learner.gp import fit
 from hvd_autosync.learner.points import sobol_points
 from hvd_autosync.learner.problem import Problem, Source
+from hvd_autosync.runtime.measure import arithmetic
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob
 from hvd_autosync.study.source_fits import _key, keep_fits, with_known_fits
@@ -149,9 +150,18 @@ def test_a_fit_with_another_number_or_key_is_not_used(store: TraceStore, problem
 def test_a_fit_of_another_processor_is_not_used(
     store: TraceStore, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor where another one is made to be used; their kernels may differ in the last bits."""
     keep_fits(store, problem)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "other")
-    assert with_known_fits(store, problem).sources[0].hyperparameters == ()
+    changes = (
+        lambda patch: patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "other"),
+        lambda patch: patch.setattr(arithmetic, "_processor", lambda: "other"),
+        lambda patch: patch.setenv("OPENBLAS_CORETYPE", "other"),
+    )
+    for change in changes:
+        assert with_known_fits(store, problem).sources[0].hyperparameters
+        with monkeypatch.context() as patch:
+            change(patch)
+            assert with_known_fits(store, problem).sources[0].hyperparameters == ()
 
 
 def test_a_deleted_study_leaves_no_fit(store: TraceStore, problem: Problem) -> None:

@@ -24,11 +24,20 @@ _VARIABLES = (
 def arithmetic(device: torch.device) -> list[str | int]:
     """Return what decides about the bits of a product on this rank; equal where products are."""
     if device.type == "cuda":
-        place = [torch.cuda.get_device_name(device), str(torch.version.cuda)]
+        place = [*_variables(), torch.cuda.get_device_name(device), str(torch.version.cuda)]
     else:
-        place = [_processor(), torch.backends.cpu.get_cpu_capability(), platform.machine()]
-    chosen = [f"{name}={os.environ.get(name, '')}" for name in _VARIABLES]
-    return [torch.__version__, torch.get_num_threads(), *_precisions(), *chosen, *place]
+        place = processor_arithmetic()
+    return [torch.__version__, torch.get_num_threads(), *_precisions(), *place]
+
+
+def processor_arithmetic() -> list[str]:
+    """Return what decides about the bits of a product on this processor, by one thread."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return [*_variables(), _processor(), capability, platform.machine()]
+
+
+def _variables() -> list[str]:
+    return [f"{name}={os.environ.get(name, '')}" for name in _VARIABLES]
 
 
 def _precisions() -> list[str]:
