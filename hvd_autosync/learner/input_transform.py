@@ -50,9 +50,10 @@ class StrategyInputs(InputTransform, Module):
             )
         points = X.reshape(X.shape[:-1].numel(), X.shape[-1]).numpy()
         key = points.tobytes()  # a fit asks for the same points at every step
-        if self._last is None or self._last[0] != key:
-            self._last = key, self.at(points)
-        inputs = self._last[1]
+        last = self._last  # another thread may replace it
+        if last is None or last[0] != key:
+            last = self._last = key, self.at(points)
+        inputs = last[1]
         return inputs.reshape(*X.shape[:-1], inputs.shape[-1])
 
     def at(self, points: FloatArray) -> Tensor:

@@ -88,9 +88,10 @@ class SourcePosterior:
     def _inputs(self, points: FloatArray) -> Tensor:
         """Return the inputs of its model; mean and columns ask for the same points in turn."""
         key = points.tobytes()
-        if self._last is None or self._last[0] != key:
-            self._last = key, self._find_inputs(points)
-        return self._last[1]
+        last = self._last  # another thread may replace it
+        if last is None or last[0] != key:
+            last = self._last = key, self._find_inputs(points)
+        return last[1]
 
     def columns(self, points: FloatArray) -> Tensor:
         """Return what :meth:`covariance` needs of points, ``n x d``: ``n x width``.

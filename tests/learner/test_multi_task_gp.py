@@ -17,6 +17,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.learner import Observation, fit
 from hvd_autosync.learner.acquisition import Score
 from hvd_autosync.learner.features import Features
+from hvd_autosync.learner.input_transform import StrategyInputs
 from hvd_autosync.learner.kernel import MixedKernel
 from hvd_autosync.learner.multi_task_gp import MultiTaskGP
 from hvd_autosync.learner.numerics import isolated
@@ -25,7 +26,7 @@ from hvd_autosync.learner.points import FloatArray, sobol_points
 from hvd_autosync.learner.prior_functions import PriorFunction
 from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.learner.projection import project_onto_space
-from hvd_autosync.learner.source_posterior import source_posterior
+from hvd_autosync.learner.source_posterior import SourcePosterior, source_posterior
 from hvd_autosync.search_space import SearchSpace
 
 Tell = Callable[..., Observation]
@@ -55,6 +56,27 @@ def trained(
             if "noise" not in name:
                 parameter += 0.4 * torch.from_numpy(rng.standard_normal(parameter.shape))
     return model.eval()
+
+
+def test_inputs_are_those_of_the_points_whatever_another_thread_asks(
+    mixed_space: SearchSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = sobol_points(mixed_space, 3, seed=1)
+    replaced = property(lambda _: (b"", torch.zeros(3, 1)), lambda *_: None)
+    transform = StrategyInputs(Features.of(mixed_space), ())
+    posterior = SourcePosterior(
+        lambda one, other: one[..., :1] @ other[..., :1].mT,
+        torch.eye(2).double(),
+        torch.zeros(2).double(),
+        torch.zeros(2, mixed_space.dimension).double(),
+        torch.from_numpy,
+        points[:1],
+    )
+    for owner in (StrategyInputs, SourcePosterior):
+        monkeypatch.setattr(owner, "_last", replaced, raising=False)
+    assert torch.equal(transform(torch.from_numpy(points)), transform.at(points))
+    columns = posterior.columns(points)[:, -mixed_space.dimension :]
+    assert torch.equal(columns, torch.from_numpy(points))
 
 
 @dataclass(frozen=True)
