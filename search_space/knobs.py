@@ -127,10 +127,12 @@ class _Numeric(_Common):
 
 @dataclass(frozen=True)
 class FloatKnob(_Numeric):
-    """A real-valued knob; decoded values are rounded to four significant digits."""
+    """A real-valued knob; decoded values have four significant digits, or are the default."""
 
     def from_unit(self, position: float) -> float:
         """Return the value at ``position`` in [0, 1]."""
+        if position == self.to_unit(self.default):  # which may be a bound of more digits
+            return float(self.default)
         value = float(f"{self._from_scaled(position):.4g}")
         return min(max(value, self.low), self.high)
 

@@ -35,6 +35,16 @@ def test_discretized_points_are_strategies_and_back(mixed_space: SearchSpace) ->
     assert keys(encode_all(mixed_space, strategies)) == keys(points)
 
 
+def test_a_default_of_many_digits_is_discretized() -> None:
+    """As a bound of a space file; else its neighbors would differ from it in two knobs."""
+    knob = float_knob("cycle", 0.05, 100.0, 0.1, help="", scale="log").restrict(0.123456, 10)
+    space = SearchSpace((knob,))
+    default = encode_all(space, [space.default])
+    assert np.array_equal(discretize(space, default), default)
+    assert space.decode(default[0]) == space.default
+    assert space.default["cycle"] == 0.123456
+
+
 def test_active_tells_which_knobs_matter(mixed_space: SearchSpace) -> None:
     points = discretize(mixed_space, np.random.default_rng(0).random((50, mixed_space.dimension)))
     holds = active(mixed_space, points)
