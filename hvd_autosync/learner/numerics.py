@@ -25,7 +25,8 @@ def isolated(seed: int = 0) -> Iterator[None]:
     """Run the body in the same state of torch in every process; then restore the caller's.
 
     The body has one thread, torch's CPU generator at ``seed``, gradients, the CPU as the default
-    device and float32 as the default dtype.
+    device and float32 as the default dtype. Number of threads and dtype are those of the process,
+    so other threads see them too.
     """
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     # A device context slows every function down, so there is none if the default is the CPU.
