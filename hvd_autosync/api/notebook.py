@@ -225,7 +225,7 @@ def _job(
     if twice:
         name = twice[0].removeprefix("autosync_")
         raise ConfigurationError(
-            f"options contradict the argument {name}: {shell_line(redact(options))}",
+            f"options repeat or contradict the argument {name}: {shell_line(redact(options))}",
             hint=f"Give {name} as an argument alone.",
         )
     for name, text in given.items():

@@ -45,7 +45,7 @@ from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.learner.source_posterior import source_posterior
 from hvd_autosync.learner.source_selection import FEWEST_TO_JUDGE, sources_to_drop
 from hvd_autosync.learner.surrogate import Surrogate
-from hvd_autosync.search_space import SearchSpace
+from hvd_autosync.search_space import SearchSpace, Task
 
 #: Most iterations of the fit; further ones change the likelihood little and cost most of the time.
 _FIT_ITERATIONS = 75
@@ -164,6 +164,21 @@ def _set(model: MultiTaskGP, hyperparameters: tuple[float, ...]) -> bool:
             return False
 
 
+def as_fitted(source: Source, task: Task | None) -> Source:
+    """Return a source with the task under whose cost model its model is fitted.
+
+    One without a cost model of its own is fitted under the target's: its function is then what that
+    leaves unexplained, and the cost model holds where the source has no trials.
+
+    Args:
+        source: The source.
+        task: The target's task.
+    """
+    if cost_model_of(task) is None or cost_model_of(source.task) is not None:
+        return source
+    return replace(source, task=task, hyperparameters=())
+
+
 def _source_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFunction]:
     """Return the prior functions of the related tasks; a task that cannot be fitted is skipped."""
     found: list[PriorFunction] = []
@@ -176,10 +191,8 @@ def _source_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFu
                 prior = source_task_prior(source, known, hyperprior)
                 found += drop_constant(problem.space, [prior])
                 continue
-            if cost_model_of(source.task) is None:
-                # What the target's leaves unexplained; it holds where the source has no trials.
-                source = replace(source, task=problem.task, hyperparameters=())
-            found += _own_functions(problem.space, source, hyperprior)
+            fitted = as_fitted(source, problem.task)
+            found += _own_functions(problem.space, fitted, hyperprior)
     return found
 
 

@@ -31,6 +31,7 @@ def lost_strategies(
     trials: Sequence[TrialRecord],
     conclusion: Conclusion,
     how_to_list: Iterable[RenderableType],
+    goal: str = "steps",
 ) -> Iterator[RenderableType]:
     """Yield the best strategies that lost, each followed by its evidence and the reason.
 
@@ -39,8 +40,9 @@ def lost_strategies(
         trials: All of its trials.
         conclusion: Its conclusion.
         how_to_list: Follows where more have lost than are shown.
+        goal: The goal of the study.
     """
-    found = runner_ups(space, trials, conclusion)
+    found = runner_ups(space, trials, conclusion, goal)
     for each in found[:_SHOWN]:
         yield space.describe(each.strategy)
         yield _below(_evidence(each))

@@ -37,7 +37,7 @@ from hvd_autosync.study.fallbacks import fallback_line
 from hvd_autosync.study.knob_order import with_knob_order
 from hvd_autosync.study.resumed import at_one_speed
 from hvd_autosync.study.study import problem_of
-from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
 from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import printable, printable_lines, shell_line
@@ -98,7 +98,8 @@ def explain(store: TraceStore, study_id: str, store_option: str | None = "") -> 
             effects = knob_table(problem_of(store, study, trials), trials, conclusion.winner)
             yield Section("Effect of each knob", (effects,))
         listing = _list_trials(study.study_id, store_option)
-        if lost := list(lost_strategies(study.space, trials, conclusion, listing)):
+        goal = StudySettings.from_json(study.settings).goal
+        if lost := list(lost_strategies(study.space, trials, conclusion, listing, goal)):
             yield Section("Other strategies", tuple(lost))
         if conclusion.verdicts:
             lines = quality_lines(study.space, trials, conclusion)

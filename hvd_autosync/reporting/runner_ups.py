@@ -9,6 +9,7 @@ from statistics import fmean, geometric_mean
 
 from hvd_autosync.reporting.words import STANDARD_ERRORS, first_line
 from hvd_autosync.search_space import SearchSpace, StepTime, Strategy, TrialStatus
+from hvd_autosync.study.candidate_selection import judged_part
 from hvd_autosync.study.confirm import MAX_ROUNDS, usual_rounds
 from hvd_autosync.study.resumed import at_one_speed, superseded_defaults
 from hvd_autosync.study.values import Conclusion
@@ -62,7 +63,7 @@ def _counted(default: Sequence[StepTime], own: Sequence[StepTime]) -> Sequence[i
 
 
 def runner_ups(
-    space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
+    space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion, goal: str = "steps"
 ) -> list[RunnerUp]:
     """Return the measured strategies other than the default and the winner.
 
@@ -91,17 +92,17 @@ def runner_ups(
         speedup, low, high, why = lost
         predicted_s = trial.info_number("predicted_step_s")
         step_s = confirmed.get(strategy, time.mean_s)
-        refusal = _refused(space, strategy, conclusion) if high >= 1 else ""
+        refusal = _refused(space, strategy, conclusion, goal) if high >= 1 else ""
         found.append(RunnerUp(strategy, step_s, predicted_s, speedup, low, high, refusal or why))
     return sorted(found, key=lambda each: (each.strategy not in confirmed, -each.speedup))
 
 
-def _refused(space: SearchSpace, strategy: Strategy, conclusion: Conclusion) -> str:
+def _refused(space: SearchSpace, strategy: Strategy, conclusion: Conclusion, goal: str) -> str:
     """Return why a lossy strategy could not be confirmed; empty if it could."""
     if space.is_exact(strategy):
         return ""
-    verdicts = {space.lossy_part(each.strategy): each for each in conclusion.verdicts}
-    if verdict := verdicts.get(space.lossy_part(strategy)):
+    verdicts = {judged_part(space, each.strategy, goal): each for each in conclusion.verdicts}
+    if verdict := verdicts.get(judged_part(space, strategy, goal)):
         because = f", because {verdict.reason}" if verdict.reason else ""  # shared traces have none
         return "" if verdict.admissible else f"refused{because}"
     why = ": too similar to other strategies, or not fast enough" if verdicts else ""

@@ -69,7 +69,8 @@ def forecast(
     each_s = budget.trial_s
     left = max(settings.trials - len(explored(trials)), 0)
     least_s = judging_s = 0.0
-    unjudged = budget.why_not_judge(settings.quality_steps) if lossy else ""
+    begun = any(trial.kind == "quality" for trial in trials)  # of a study that is resumed
+    unjudged = budget.why_not_judge(settings.quality_steps) if lossy and not begun else ""
     if lossy and not unjudged:
         shortest_s, longest_s = (
             quality_trial_s(default, settings, steps)

@@ -25,9 +25,11 @@ def with_known_fits(store: TraceStore, problem: Problem) -> Problem:
     Raises:
         StoreError: The store cannot be read.
     """
+    from hvd_autosync.learner.gp import as_fitted
+
     sources = [
         replace(source, hyperparameters=store.find_source_fit(source.study_id, _key(source)) or ())
-        for source in problem.sources
+        for source in (as_fitted(each, problem.task) for each in problem.sources)
     ]
     return replace(problem, sources=tuple(sources))
 

@@ -64,6 +64,13 @@ def interface_address(name: str) -> str:
     raise OSError(f"network interface {name} has no IPv4 address here")
 
 
+def own_addresses() -> set[str]:
+    """Return the addresses of this host's network interfaces."""
+    import psutil
+
+    return {str(each.address) for all_of in psutil.net_if_addrs().values() for each in all_of}
+
+
 def address_towards(host: str) -> str:
     """Return the IPv4 address from which this host reaches ``host``, without sending anything.
 

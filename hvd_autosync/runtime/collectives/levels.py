@@ -111,8 +111,8 @@ def can_add_levels() -> bool:
 
     A collective. The next start of the job has to have them from ``init()`` on, too
     (:func:`prepare_levels`). A script that has process sets, or may add some, keeps them to itself:
-    Horovod has at most one of the same ranks. Where a host's own name leads elsewhere, as to a
-    loopback address, its ranks could not connect, and would end.
+    Horovod has at most one of the same ranks. Where a host's own name leads to a loopback address,
+    or to none, its ranks could not connect, and would end.
     """
     last = last_initialization()
     plain = last is not None and last.comm is None and (last.dynamic or "0") == "0"
@@ -134,7 +134,7 @@ def levels_to_add() -> list[HorovodProcessSet]:
     if not can_add_levels():
         raise SpaceError(
             "this job's process sets for the exchange 'hierarchical' cannot come from hvd.init(), "
-            "the script has some of its own, or a host's own name is not where others reach it",
+            "the script has some of its own, or a host's own name leads to no network interface",
             hint="Tune with --autosync-mode launched.",
         )
     for key, ranks in _members(hosts_and_slots()).items():

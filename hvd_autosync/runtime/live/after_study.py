@@ -42,6 +42,10 @@ class AfterStudy:
     def end(self) -> None:
         """A further study begins, or the training goes on as it began."""
         self.now = False
+        self.watch_no_longer()
+
+    def watch_no_longer(self) -> None:
+        """The script trains another model, whose steps have other times."""
         self._watch = current.watch = None
 
     def end_step(self, *, typical: bool) -> None:

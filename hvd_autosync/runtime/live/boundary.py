@@ -26,6 +26,7 @@ class Agreement:
         wait_steps: Steps until the next boundary, 1 or more.
         message: What rank 0 has received; ``None`` if nothing, or if it is not ``possible``.
         moved: Whether some rank has made this step in another thread than its first one.
+        other_model: Whether some rank has seen that the script trains another model.
     """
 
     complete: bool
@@ -36,6 +37,7 @@ class Agreement:
     wait_steps: int
     message: Message | None
     moved: bool = False
+    other_model: bool = False
 
     @property
     def obstacle(self) -> str:
@@ -53,6 +55,7 @@ def meet(
     clear: bool,
     wait_steps: int,
     moved: bool,
+    other_model: bool,
     receive: Callable[[], Message | None] | None,
 ) -> Agreement:
     """Agree with the other ranks; a collective, also beside ``join()``.
@@ -66,11 +69,12 @@ def meet(
         clear: As in :class:`Agreement`; from rank 0.
         wait_steps: Steps until the next boundary; from rank 0.
         moved: Whether this rank has made the step in another thread than its first one.
+        other_model: Whether this rank has seen that the script trains another model.
         receive: On rank 0: returns what it has to tell; elsewhere ``None``.
     """
     root = receive is not None
-    told = [1, ready, over, slow, clear and root, wait_steps if root else 0, moved]
-    present, are_ready, are_over, are_slow, is_clear, wait, have_moved = allreduce(
+    told = [1, ready, over, slow, clear and root, wait_steps if root else 0, moved, other_model]
+    present, are_ready, are_over, are_slow, is_clear, wait, have_moved, have_other = allreduce(
         torch.tensor(told, device="cpu"), name="hvd_autosync.live.boundary", op=Sum
     ).tolist()
     everyone = size()
@@ -82,6 +86,7 @@ def meet(
         text = tell_all(json.dumps(received).encode() if received else b"", "live")
         message = json.loads(text) if text else None
     over, slow = are_over == everyone, are_slow == everyone
+    clear, wait = is_clear > 0, max(wait, 1)
     return Agreement(
-        complete, possible, over, slow, is_clear > 0, max(wait, 1), message, have_moved > 0
+        complete, possible, over, slow, clear, wait, message, have_moved > 0, have_other > 0
     )

@@ -124,8 +124,6 @@ class LiveTuning(JoinHook):
         self._untypical = self.failed = False
         self._after_study = AfterStudy(self._send)
 
-    # Events of the training
-
     def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
         """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
         if of_some_ranks(optimizer):
@@ -223,6 +221,7 @@ class LiveTuning(JoinHook):
             clear=trial is not None and (trial.clear() or trial.out_of_time),
             wait_steps=self._wait_steps(),
             moved=moved,
+            other_model=self._classifier.other_model,
             receive=self._receive if rank() == 0 else None,
         )
 
@@ -238,10 +237,13 @@ class LiveTuning(JoinHook):
             reason = self._busy or agreed.obstacle
             self._refuse(reason) if may_refuse else self._give_up(with_remedy(reason))
             return
-        other_model, self._classifier.other_model = self._classifier.other_model, False
-        if other_model and self._begun and not self._after_study.now:
-            self._give_up(_OTHER_MODEL)
-            return
+        if agreed.complete and agreed.other_model:  # beside join() ranks would end apart
+            self._classifier.other_model = False
+            if self._after_study.now:
+                self._after_study.watch_no_longer()
+            elif self._begun:
+                self._give_up(_OTHER_MODEL)
+                return
         if agreed.possible:
             if not self._begun:
                 self._begin()

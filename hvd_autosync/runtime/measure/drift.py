@@ -121,7 +121,8 @@ class DriftWatch:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
-        if self._counts and self._classifier.is_step(optimizer):
+        classifier = self._classifier
+        if self._counts and classifier.is_step(optimizer) and not classifier.other_model:
             self.end_step()
 
     def mark(self) -> None:

@@ -55,7 +55,7 @@ class StepClassifier:
             if self._counted is not None and not again and waits:
                 return False
             shapes = [parameter.shape for parameter in _parameters(optimizer)]
-            same = again or self._counts_next or shapes == self._shapes
+            same = self._counts_next or shapes == self._shapes
             self.other_model |= self._counted is not None and not same
             self._counts_next = False
             self._counted, self._shapes = weakref.ref(optimizer), shapes

@@ -866,6 +866,50 @@ def test_a_study_of_one_model_ends_where_another_is_trained(
         assert ended and kinds[-1] == "refused" and len(helper.results()) == 1
 
 
+def test_ranks_with_less_data_end_with_the_others_where_another_model_is_trained(
+    attached: Attached,
+) -> None:
+    """Rank 0 waits in ``join()`` when rank 1 sees that the first optimizer is used no more."""
+    helper = Helper(trial(FAST), {"type": "use", **named(FAST)})
+
+    def body() -> None:
+        tuning = LiveTuning(helper if rank() == 0 else None)  # type: ignore[arg-type]
+        attached.tunings[rank()] = tuning
+        for number in (3, 4):
+            optimizer = Optimizer()
+            optimizer.param_groups = [{"params": [torch.nn.Parameter(torch.zeros(number))]}]
+            tuning.optimizer_created(optimizer, frozenset())
+            for _ in range(2 if number == 4 else 1):
+                for _ in range(30 + 10 * rank()):
+                    tuning.optimizer_stepped(optimizer)
+                join()
+
+    ThreadRanks(2, seed=0).run(body)
+    assert all(each._ended for each in attached.tunings.values())
+    assert helper.sent[-1]["type"] == "refused"
+
+
+def test_another_model_after_the_study_is_no_drift(attached: Attached) -> None:
+    train_message = {"type": "train", "expected_step_s": 1e-9, **named(FAST)}
+    helper = Helper(trial(FAST), train_message)
+    watches = []
+
+    def body() -> None:
+        tuning = LiveTuning(helper if rank() == 0 else None)  # type: ignore[arg-type]
+        attached.tunings[rank()] = tuning
+        for number in (3, 4):
+            optimizer = Optimizer()
+            optimizer.param_groups = [{"params": [torch.nn.Parameter(torch.zeros(number))]}]
+            tuning.optimizer_created(optimizer, frozenset())
+            for _ in range(200):
+                tuning.optimizer_stepped(optimizer)
+            watches.append(tuning._after_study._watch is not None)
+
+    ThreadRanks(2, seed=0).run(body)
+    assert sorted(watches) == [False, False, True, True]
+    assert "switched" in [m["type"] for m in helper.sent]
+
+
 def test_an_optimizer_of_frozen_parameters_is_left_alone() -> None:
     class Frozen(Optimizer):
         _sync = Synchronizer(SyncPlan())  # as of the class that is made for each optimizer
@@ -989,11 +1033,12 @@ def test_a_script_may_train_in_another_thread(attached: Attached) -> None:
         tuning._boundary_at = 2
         thread.start()
         thread.join()
-        ready.append((tuning._thread == thread.ident, tuning._ready()))
+        agreed = tuning._meet()
+        found.append((tuning._thread == thread.ident, agreed.moved, agreed.possible))
 
-    ready: list[tuple[bool, bool]] = []
+    found: list[tuple[bool, bool, bool]] = []
     ThreadRanks(1, seed=0).run(body)
-    assert ready == [(True, False)], "in this thread strategies do not change"
+    assert found == [(True, True, False)], "in this thread strategies do not change"
 
 
 def test_the_link_is_measured_where_the_gradients_are(monkeypatch: pytest.MonkeyPatch) -> None:
