@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from hvd_autosync.runtime.collectives.operations import of_some_ranks
 
 #: An optimizer that steps this often while the counted one does not is counted instead.
@@ -54,7 +56,8 @@ class StepClassifier:
             waits = self._others_steps < _PATIENCE and not self._counts_next
             if self._counted is not None and not again and waits:
                 return False
-            shapes = [parameter.shape for parameter in _parameters(optimizer)]
+            with torch._C.DisableTorchFunctionSubclass():  # else deferred steps would be made
+                shapes = [parameter.shape for parameter in _parameters(optimizer)]
             same = self._counts_next or shapes == self._shapes
             self.other_model |= self._counted is not None and not same
             self._counts_next = False
