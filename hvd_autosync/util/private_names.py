@@ -116,6 +116,12 @@ PRIVATE_NAMES = (
         "calls of linear layers that must not be watched",
     ),
     PrivateNames(
+        "torch._C",
+        "DisableTorchFunctionSubclass",
+        ("runtime/measure/step_classifier.py",),
+        "shapes of parameters whose steps wait, without making these",
+    ),
+    PrivateNames(
         "torch._C._autograd",
         "_get_current_graph_task_keep_graph",
         ("runtime/patches/linear.py",),
