@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -40,6 +39,7 @@ from command_line import (
     parse,
     rates_of,
 )
+from ending import end_training
 from gain.workloads import WORKLOADS
 from rich.console import Console
 from rich.table import Table
@@ -117,9 +117,9 @@ def run(bed: Testbed | None, way: str, script: str, seconds: float, set_up_s: fl
         try:
             status = job.wait(seconds)
         except subprocess.TimeoutExpired:
-            _end(job)
+            end_training(job)
         except BaseException:
-            _end(job)  # a session of its own, which Ctrl-C does not reach
+            end_training(job)  # a session of its own, which Ctrl-C does not reach
             raise
         else:
             sys.exit(f"{way}: the job has ended with status {status}\n{_last_lines(output)}")
@@ -128,19 +128,6 @@ def run(bed: Testbed | None, way: str, script: str, seconds: float, set_up_s: fl
 
 def _last_lines(output: Path) -> str:
     return "\n".join(output.read_text(errors="replace").splitlines()[-20:])
-
-
-def _end(job: subprocess.Popen[Any]) -> None:
-    """End a job that trains on: the first Ctrl-C ends tuning only."""
-    for _ in range(3):
-        job.send_signal(signal.SIGTERM)
-        try:
-            job.wait(20)
-        except subprocess.TimeoutExpired:
-            continue
-        return
-    job.kill()
-    job.wait()
 
 
 def measure(arguments: argparse.Namespace, output: str, names: list[str]) -> None:

@@ -2,39 +2,37 @@
 
 Each task is a workload in a setting. Half of its strategies are spread evenly over the space (a
 Sobol sequence), a fifth are the best by the cost model, a fifth are neighbours of the fastest ones,
-and a tenth are measured again, so that the noise is known. Each table is an ordinary trace.
+and a tenth are measured again, so that the noise is known. Each table is an ordinary trace. Trials
+are live, in the steps of one training, except where lossy strategies have to be judged.
 
     python benchmarks/tables.py --output tables
     python benchmarks/tables.py --tasks ncf-100mbit,vgg-100mbit --trials 40 --output few
 
-Takes about 8 minutes per task; a task whose trace is in the folder is not measured again. Needs
-root for several hosts (``hvd_autosync.testing.Testbed``). Leave the machine alone meanwhile.
+Takes some 5 minutes per task, more where trials are launched; a task whose trace is in the folder
+is not measured again. Needs root for several hosts (``hvd_autosync.testing.Testbed``). Leave the
+machine alone meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
-from contextlib import closing
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from command_line import new_parser
-from gain.tuners import wait_for
+from command_line import check_names, need_hosts, new_parser
+from ending import end_training
 from gain.workloads import WORKLOADS
-from survey.learner import SurveyLearner
 
-from hvd_autosync.engine.job_line import parse_words, read_job
-from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.tuning import tune
-from hvd_autosync.reporting import progress_listener
 from hvd_autosync.testing import Testbed
-from hvd_autosync.traces import TraceStore, export_study
+from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
 _HOSTS = 2
+_BENCHMARKS = Path(__file__).resolve().parent
+_LOOK_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Survey:
     workload: str
     mbit: int | None
     slots: int = 1
-    allow: str = "order"
+    allow: str = ""
 
     @property
     def name(self) -> str:
@@ -64,46 +62,98 @@ class Survey:
 SURVEYS = {
     survey.name: survey
     for survey in (
-        Survey("ncf", 100),
         Survey("vgg", 100),
-        Survey("resnet", 100),
+        Survey("ncf", 100),
+        Survey("digits", 100),
         Survey("bert", 100),
         Survey("lm", 100),
-        Survey("ncf", 1000),
-        Survey("bert", 1000),
+        Survey("resnet", 100),
+        Survey("vgg-autocast", 100),
+        Survey("bert-autocast", 100),
+        Survey("lm-autocast", 100),
         Survey("vgg", 300),
+        Survey("ncf", 1000),
+        Survey("digits", 300),
+        Survey("bert", 1000),
         Survey("bert", 100, slots=2),
-        Survey("ncf", 100, allow="codec,order"),
-        Survey("vgg", 100, allow="codec,order"),
         Survey("digits", None),
+        Survey("vgg", 100, allow="codec"),
+        Survey("ncf", 100, allow="codec"),
     )
 }
 
 
-def measure(survey: Survey, trials: int, steps: int, warmup: int, folder: str) -> None:
-    """Measure one task; runs on its first host."""
-    on_one_host = survey.mbit is None
-    layout = ["-np", "2"] if on_one_host else Testbed(_HOSTS).horovodrun_options(survey.slots)
-    words = [*layout, "--gloo", *WORKLOADS[survey.workload].command]
-    job, _ = read_job(parse_words(words), words)
-    store = os.path.join(folder, f"{survey.name}.db")
-    options = Options(
-        trials=trials,
-        steps=steps,
-        warmup=warmup,
-        allow=tuple(sorted(survey.allow.split(","))),
-        store=store,
-        reuse="never",
-    )
-    with closing(progress_listener()) as listener:
-        study = tune(job, options, listener, learner=SurveyLearner(trials))
-    path = os.path.join(folder, f"{survey.name}.jsonl.gz")
-    export_study(TraceStore(store), study.study_id, path, anonymously=True)
-    os.unlink(store)
+def measure(survey: Survey, args: argparse.Namespace, folder: Path) -> bool:
+    """Measure a task, unless the folder has its trace; return whether that went well."""
+    path = folder / f"{survey.name}.jsonl.gz"
+    if path.exists():
+        print(f"{survey.name}: measured already", flush=True)
+        return True
+    store = folder / f"{survey.name}.db"
+    store.unlink(missing_ok=True)
+    if survey.mbit is None:
+        _run(survey, args, store, None)
+    else:
+        with Testbed(_HOSTS, float(survey.mbit)) as bed:
+            _run(survey, args, store, bed)
+    if (study_id := _finished(store)) is None:
+        print(f"{survey.name}: not finished; what was measured is in {store}", file=sys.stderr)
+        return False
+    export_study(TraceStore(store), study_id, path, anonymously=True)
+    store.unlink()
+    return True
+
+
+def _run(survey: Survey, args: argparse.Namespace, store: Path, bed: Testbed | None) -> None:
+    """Run the job of a task until its study has finished, or it ends."""
+    ways = {"mode": "launched", "allow": survey.allow} if survey.allow else {"mode": "live"}
+    options = ways | {
+        "trials": args.trials,
+        "steps": args.steps,
+        "warmup": args.warmup,
+        "expected-hours": 1000,
+        "store": store,
+        "reuse": "never",
+        "transfer": "never",
+    }
+    layout = ["-np", "2"] if bed is None else bed.horovodrun_options(survey.slots)
+    command = [
+        str(Path(sys.executable).parent / "horovodrun"),
+        *layout,
+        "--gloo",
+        "--autosync",
+        *(f"--autosync-{name}={value}" for name, value in options.items()),
+        *(["--autosync-tune-only"] if survey.allow else []),
+        *WORKLOADS[survey.workload].command,
+    ]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HVD_AUTOSYNC_EXTENSIONS": str(_BENCHMARKS / "survey" / "extension.py"),
+        "HVD_AUTOSYNC_TRIALS": str(args.trials),
+        "PYTHONPATH": str(_BENCHMARKS),
+    }
+    launch = subprocess.Popen if bed is None else bed.popen
+    job = launch(command, env=environment, stdin=subprocess.DEVNULL)
+    try:
+        while job.poll() is None and _finished(store) is None:
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        if job.poll() is None:
+            end_training(job)
+
+
+def _finished(store: Path) -> str | None:
+    """The finished study of a store; ``None``: there is none yet."""
+    if not store.exists():
+        return None
+    studies = TraceStore(store).studies()
+    done = (each.study_id for each in studies if each.status is StudyStatus.FINISHED)
+    return next(done, None)
 
 
 def main() -> None:
-    """Measures all tasks that were asked for, or one of them."""
+    """Measures all tasks that were asked for."""
     parser = new_parser(__doc__)
     add = parser.add_argument
     add("--tasks", default=",".join(SURVEYS), metavar="T,...", help="(default: %(default)s)")
@@ -111,44 +161,13 @@ def main() -> None:
     add("--steps", type=int, default=20, help="measured in each trial (default: %(default)s)")
     add("--warmup", type=int, default=5, help="steps before those (default: %(default)s)")
     add("--output", default="tables", metavar="FOLDER", help="(default: %(default)s)")
-    add("--survey", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.survey:
-        survey = Survey(**json.loads(args.survey))
-        measure(survey, args.trials, args.steps, args.warmup, args.output)
-        return
-    unknown = set(args.tasks.split(",")) - set(SURVEYS)
-    if unknown:
-        parser.error(f"unknown tasks: {', '.join(sorted(unknown))}; known: {', '.join(SURVEYS)}")
+    names = check_names(parser, "tasks", args.tasks, list(SURVEYS))
+    need_hosts()
     folder = Path(args.output).absolute()
     folder.mkdir(exist_ok=True)
-    sys.exit(sum(_run(SURVEYS[name], args, folder) for name in args.tasks.split(",")) != 0)
-
-
-def _run(survey: Survey, args: argparse.Namespace, folder: Path) -> int:
-    """Measure a task in a process of its own on its first host; 0 if that went well."""
-    if (folder / f"{survey.name}.jsonl.gz").exists():
-        print(f"{survey.name}: measured already", flush=True)
-        return 0
-    command = [
-        sys.executable,
-        os.path.abspath(__file__),
-        "--survey",
-        json.dumps(asdict(survey)),
-        "--trials",
-        str(args.trials),
-        "--steps",
-        str(args.steps),
-        "--warmup",
-        str(args.warmup),
-        "--output",
-        str(folder),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if survey.mbit is None:
-        return wait_for(subprocess.Popen(command, env=environment))
-    with Testbed(_HOSTS, float(survey.mbit)) as bed:
-        return wait_for(bed.popen(command, env=environment))
+    failed = [name for name in names if not measure(SURVEYS[name], args, folder)]
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":
