@@ -17,6 +17,7 @@ from botorch.models.transforms.outcome import Standardize
 
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray
+from hvd_autosync.search_space import Strategy
 
 #: The expected spread counts as much as so many observations.
 _EXPECTATION_WEIGHT = 2.0
@@ -52,7 +53,8 @@ class StepTimes:
         The scale is the expected root mean square of the residual, shrunk towards ``spread`` when
         observations are few: one observation gives a sensible model, equal ones a narrow one. The
         residual is taken at the posterior means of the weights. With the prior means an
-        anti-correlated source would inflate the scale and never be rejected.
+        anti-correlated source would inflate the scale and never be rejected. Strategies count, each
+        at the mean of its observations: many of one do not show that others differ little.
 
         Args:
             observations: Measured observations, at least one.
@@ -63,17 +65,29 @@ class StepTimes:
         """
         log_step = np.array([seen.log_step for seen in observations])
         variance = np.array([seen.log_variance for seen in observations])
+        average = _average_by_strategy(observations)
+        basis, mean = average @ design_matrix, average @ log_step
         weights, covariance = _weight_posterior(
-            design_matrix, prior_mean, prior_std, log_step, variance + spread**2
+            basis, prior_mean, prior_std, mean, average**2 @ variance + spread**2
         )
-        residual = log_step - design_matrix @ weights
+        residual = mean - basis @ weights
         center = float(residual.mean())
         squares = float(((residual - center) ** 2).sum())
-        centered = design_matrix - design_matrix.mean(axis=0)
+        centered = basis - basis.mean(axis=0)
         squares += float(((centered @ covariance) * centered).sum())  # uncertainty of the weights
         squares += _EXPECTATION_WEIGHT * spread**2
-        scale = math.sqrt(squares / (len(log_step) - 1 + _EXPECTATION_WEIGHT))
+        scale = math.sqrt(squares / (len(mean) - 1 + _EXPECTATION_WEIGHT))
         return cls(log_step, variance, center, scale)
+
+
+def _average_by_strategy(observations: Sequence[Observation]) -> FloatArray:
+    """Return the matrix that averages values of ``n`` observations by strategy, ``s x n``."""
+    rows: dict[Strategy, int] = {}
+    row_of = [rows.setdefault(seen.strategy, len(rows)) for seen in observations]
+    belongs = np.zeros((len(rows), len(observations)))
+    belongs[row_of, range(len(observations))] = 1.0
+    average: FloatArray = belongs / belongs.sum(axis=1, keepdims=True)
+    return average
 
 
 def _weight_posterior(
