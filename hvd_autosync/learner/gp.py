@@ -112,7 +112,7 @@ def _fit(
     points = encode_all(space, [one.strategy for one in seen])
     hyperprior = problem.hyperprior
     cost = cost_model_prior(space, problem.task, observations, hyperprior)
-    cost_priors = [] if cost is None else drop_constant(space, [cost])
+    cost_priors = [] if cost is None else [cost]
     sources = _source_priors(problem, cost)
     priors = (*cost_priors, *normalize_weights(sources))
     surrogate = _fitted(hyperprior, features, priors, points, seen, hyperparameters)

@@ -28,6 +28,7 @@ from hvd_autosync.learner.points import FloatArray, sobol_points
 from hvd_autosync.learner.problem import Source
 from hvd_autosync.learner.source_posterior import SourcePosterior
 from hvd_autosync.search_space import SearchSpace, Task
+from hvd_autosync.search_space.catalogue import REGISTRY
 
 #: From points, ``n x d``, to the values of ``m`` basis functions, ``n x m``.
 Basis = Callable[[FloatArray], FloatArray]
@@ -83,7 +84,7 @@ def prior_stds(priors: Sequence[PriorFunction]) -> FloatArray:
 COST_MODEL = "cost model"
 #: Prior mean of the weight of the uncalibrated cost model.
 _COST_MEAN = 1.0
-#: A prior function is constant if its predictions at so many points differ by less than 1 %.
+#: A related task is constant if its function at so many points differs by less than 1 %.
 _SAMPLE_POINTS, _MIN_RANGE = 64, 0.01
 #: Largest plausible spread of a residual, in units of the usual one. On the tables in
 #: benchmarks/traces related sources reach 0.2 to 2 units, adversarial and unrelated ones 0.5 to 8.
@@ -96,7 +97,11 @@ def cost_model_prior(
     observations: Sequence[Observation],
     hyperprior: Hyperprior = SHIPPED,
 ) -> PriorFunction | None:
-    """Return the cost model of a task as a prior function; ``None`` if it has no cost model.
+    """Return the cost model of a task as a prior function.
+
+    ``None`` if the task has no cost model, or one that gets the values of no knob of ``space``. One
+    that predicts the same for all strategies counts: that nothing matters is not that nothing is
+    known.
 
     The cost model is linearized in the logarithms of its factors (:class:`Coefficients`) at their
     most likely values after the trials. The first basis function is the linearization at factors
@@ -108,7 +113,7 @@ def cost_model_prior(
         SpaceError: An observed strategy does not lie in ``space``.
     """
     model = cost_model_of(task)
-    if model is None:
+    if model is None or not any(_is_priced(knob.name) for knob in space.knobs):
         return None
     fixed = dict(space.fixed)
     seen = [({**fixed, **one.strategy}, one.step_s) for one in observations if one.measured]
@@ -131,6 +136,11 @@ def cost_model_prior(
         (hyperprior.cost_deviation, *PRIOR_DEVIATIONS.tolist()),
         (_COST_MEAN, *factors.tolist()),
     )
+
+
+def _is_priced(knob: str) -> bool:
+    """Return whether the cost model gets the values of a knob."""
+    return knob in REGISTRY and bool(REGISTRY[knob].cost)
 
 
 @lru_cache(maxsize=16)
@@ -192,15 +202,9 @@ def discount_implausible(space: SearchSpace, prior: PriorFunction, usual: float)
 
 
 def drop_constant(space: SearchSpace, priors: Sequence[PriorFunction]) -> list[PriorFunction]:
-    """Return those of ``priors`` whose predictions differ between strategies.
+    """Return those of the ``priors`` of related tasks whose functions differ between strategies.
 
-    Those of a source are what it says itself: trials may raise a small weight.
+    Their weights do not count, because trials may raise a small one.
     """
     points = sobol_points(space, _SAMPLE_POINTS, 0)
-
-    def differ(prior: PriorFunction) -> bool:
-        of_source = prior.source is not None
-        values = prior.basis(points) if of_source else prior.expected(points)
-        return bool(np.ptp(values) >= _MIN_RANGE)
-
-    return [prior for prior in priors if differ(prior)]
+    return [prior for prior in priors if np.ptp(prior.basis(points)) >= _MIN_RANGE]

@@ -121,10 +121,19 @@ def test_without_measurements_there_is_no_cost_model(
     assert cost_model_prior(space, None, []) is None
 
 
-def test_without_traffic_the_cost_model_is_constant(task: Task, space: SearchSpace) -> None:
-    alone = replace(task.resources, hosts=(Host("a", 1),), links=Links())
-    problem = Problem(space, replace(task, resources=alone))
-    assert fit(problem, [Observation(space.default, 0.1)]).priors == ()
+def test_that_nothing_matters_is_not_that_nothing_is_known(task: Task, space: SearchSpace) -> None:
+    """Without traffic all strategies are equal, and few trials are enough to believe that."""
+    alone = replace(task, resources=replace(task.resources, hosts=(Host("a", 1),), links=Links()))
+    points = spread(space, 64)
+    assert np.ptp(CostModel(alone.model, alone.resources).predict(points)) == 0.0
+    seen = [Observation(space.default, 0.1)]
+    known, unknown = fit(Problem(space, alone), seen), fit(Problem(space), seen)
+    assert known.has_cost_model
+    assert (known.predict(points)[1] < 0.5 * unknown.predict(points)[1]).all()
+
+
+def test_a_cost_model_that_sees_no_knob_is_none(task: Task, mixed_space: SearchSpace) -> None:
+    assert cost_model_prior(mixed_space, task, []) is None
 
 
 def test_the_mean_alone_is_the_posterior_mean_with_prior_functions_too(

@@ -151,7 +151,6 @@ def test_a_constant_prior_function_is_dropped(mixed_space: SearchSpace, log_step
         "flat", lambda points: np.full((len(points), 1), 0.3), (1.0,), (0.3,), (1.0,)
     )
     assert drop_constant(mixed_space, [flat]) == []
-    assert drop_constant(SearchSpace(()), [flat]) == []
 
 
 def test_prior_functions_of_one_basis_share_their_weight() -> None:
