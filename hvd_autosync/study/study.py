@@ -45,6 +45,7 @@ from hvd_autosync.study.related_studies import (
     observations_of,
     related_studies,
 )
+from hvd_autosync.study.resumed import repeated_defaults
 from hvd_autosync.study.source_fits import keep_fits, with_known_fits
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
@@ -398,10 +399,10 @@ def counted(
     """Return the trials of a study that decisions depend on.
 
     Those that were lost with their driver are left out, and so asked for again. Where this has
-    happened three times in a row, the strategy may be what ends the driver, as for want of memory:
-    the trial counts as crashed. Trials of the default do not. Live trials end with their training,
-    and a strategy that fails it has a result: they count as cut short, or when confirming are asked
-    for again.
+    happened three times in a row, repetitions of the default aside, the strategy may be what ends
+    the driver, as for want of memory: the trial counts as crashed. Trials of the default do not.
+    Live trials end with their training, and a strategy that fails it has a result: they count as
+    cut short, or when confirming are asked for again.
 
     Args:
         space: The space of the study, once it is known.
@@ -410,16 +411,18 @@ def counted(
         live: Whether they are live trials.
     """
     found: list[TrialRecord] = []
-    lost, times = None, 0
+    lost, times, repeated = None, 0, repeated_defaults(trials)
     for trial in trials:
-        if trial.result is not None or trial.number in running:
-            lost, times = None, 0
+        known = trial.result is not None or trial.number in running
+        if known:
             found.append(trial)
-            continue
-        this = (trial.kind, trial.strategy, trial.info.get("seed"))
+        if trial.number in repeated:
+            continue  # it stands between losses of a study that has rested
+        this = None if known else (trial.kind, trial.strategy, trial.info.get("seed"))
         lost, times = this, times + 1 if this == lost else 1
         is_default = trial.kind == "default" or (space and trial.strategy == space.default)
-        if times >= _LOST_IN_A_ROW and not is_default and not (live and trial.kind == "confirm"):
+        excused = known or is_default or (live and trial.kind == "confirm")
+        if times >= _LOST_IN_A_ROW and not excused:
             status = TrialStatus.CUT_SHORT if live else TrialStatus.CRASHED
             reason = f"its driver was lost in this trial {times} times in a row"
             found.append(replace(trial, result=TrialResult(status, reason)))

@@ -1046,6 +1046,29 @@ def test_a_live_trial_that_ends_with_its_training_blames_no_strategy(tmp_path: P
     assert not counted(SPACE, confirming, live=True), "it is asked for again"
 
 
+@pytest.mark.parametrize("repetition", [[0.1] * 20, None])
+@pytest.mark.parametrize("mode", ["launched", "live"])
+def test_a_repeated_default_between_losses_does_not_excuse_a_strategy(
+    tmp_path: Path, mode: str, repetition: list[float] | None
+) -> None:
+    """As of a training of each night, which ends in the same trial; ``None``: or before it."""
+    first = study(tmp_path, mode=mode)
+    default = first.ask()
+    assert default is not None
+    first.tell(default, [0.1] * 20)
+    lost = []
+    for _ in range(4):
+        night = AskTellStudy(first.store, first.record)
+        again = night.ask_default()
+        if repetition is not None:
+            night.tell(again, repetition)
+        trial = AskTellStudy(first.store, first.record).ask()
+        assert trial is not None
+        lost.append(trial.strategy)
+    assert lost[0] == lost[1] == lost[2] != lost[3], "the search goes on"
+    assert all(c.same for c in verify(first.store, first.record, first.history))
+
+
 def test_who_asks_and_tells_is_alive_for_other_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
