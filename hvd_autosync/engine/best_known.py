@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from hvd_autosync.engine.reuse import is_conclusive
-from hvd_autosync.errors import AutosyncError, TraceFormatError
+from hvd_autosync.errors import AutosyncError, SpaceError, TraceFormatError
 from hvd_autosync.search_space.catalogue import is_exact
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.traces.records import StudyRecord, StudyStatus
@@ -48,8 +48,7 @@ def best_known(
         model, resources = study.task.model, study.task.resources
         if study.drift or resources.device != device or study.winner in ended:
             continue
-        kept = study.space is not None and study.winner == study.space.default
-        if kept and not _is_conclusive(store, study):
+        if not _is_conclusive(store, study):
             continue
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
         if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):
@@ -77,7 +76,7 @@ def best_known(
 def _is_conclusive(store: TraceStore, study: StudyRecord) -> bool:
     try:
         return is_conclusive(store, study)
-    except TraceFormatError:
+    except (TraceFormatError, SpaceError):
         return False
 
 

@@ -71,14 +71,13 @@ def _newest(
         conclusion = Conclusion.of(study)
         if conclusion is None or study.space is None:
             continue
-        complete = study.space.complete
-        if complete(conclusion.winner) != complete({}) or is_conclusive(store, study):
+        if is_conclusive(store, study):
             return study, conclusion
     return None, None
 
 
 def is_conclusive(store: TraceStore, study: StudyRecord) -> bool:
-    """Return whether a finished study that kept its default says what the task can gain.
+    """Return whether a finished study says what the task can gain, also if it kept its default.
 
     Args:
         store: The store of its trials.
@@ -86,7 +85,11 @@ def is_conclusive(store: TraceStore, study: StudyRecord) -> bool:
 
     Raises:
         TraceFormatError: A trial of it is damaged.
+        SpaceError: Its winner lies in no space of its own.
     """
+    space, winner = study.space, study.winner
+    if space is None or winner is None or space.complete(winner) != space.default:
+        return True
     outcome = study.outcome or {}
     if outcome.get("comparisons") or outcome.get("source"):
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,15 @@ def store(tmp_path: Path) -> TraceStore:
     return TraceStore(tmp_path / "traces.db")
 
 
-def study(store: TraceStore, conclusion: Conclusion | None = None, trials: int = 1) -> StudyRecord:
+def study(
+    store: TraceStore,
+    conclusion: Conclusion | None = None,
+    trials: int = 1,
+    space: SearchSpace = SPACE,
+) -> StudyRecord:
     """A study of the task; ``None``: a running one."""
     made = store.create_study(job_key="job", command=(), settings={}, versions={})
-    store.describe_task(made.study_id, TASK, SPACE)
+    store.describe_task(made.study_id, TASK, space)
     measured = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", (0.1,) * 20),))
     for number in range(trials):
         kind = "sobol" if number else "default"
@@ -70,6 +76,16 @@ def test_a_study_that_has_tried_next_to_nothing_hides_no_winner(
 def test_a_study_that_has_tried_next_to_nothing_ends_no_other(store: TraceStore) -> None:
     study(store, KEPT)
     assert of_same_task(store, study(store), 0.1, print) is None
+
+
+def test_a_default_that_is_not_the_jobs_own_is_no_find(store: TraceStore) -> None:
+    """A space file may exclude the job as it is, as by a fixed fusion threshold."""
+    knobs = (catalogue_knob("buckets"), catalogue_knob("cycle_time_ms"))
+    space = SearchSpace(knobs, holds_job=False)
+    first = study(store, replace(FOUND, winner=space.decode([1.0, 0.5])), trials=20, space=space)
+    study(store, replace(KEPT, winner=space.default), trials=2, space=space)
+    found = of_same_task(store, study(store, space=space), 0.1, print)
+    assert found is not None and found.source == first.study_id
 
 
 def test_what_was_taken_over_is_taken_over_again(store: TraceStore) -> None:
