@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.preflight import check_controller
+from hvd_autosync.engine.reuse import kept_for_shorter
 from hvd_autosync.engine.training_context import known_model
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -16,11 +17,13 @@ from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, 
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.search_space.strategy_file import check_fits, check_model
+from hvd_autosync.study import defaults
 from hvd_autosync.study.candidate_selection import may_be_used
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.anonymous import NO_NAMES_HINT, is_anonymous
 from hvd_autosync.traces.validity import UnknownValueError, check_strategy
+from hvd_autosync.util.amounts import amount
 from hvd_autosync.util.printable import shell_line
 from hvd_autosync.util.versions import MEASURED, other_versions
 
@@ -105,6 +108,9 @@ def why_again(known: StudyRecord, feasible: StudyRecord, options: Options) -> st
         return known.drift[0]
     if refused:
         return refused
+    hours = options.expected_hours or defaults.EXPECTED_HOURS
+    if kept_for_shorter(known, hours):
+        return f"it kept the default for a training of fewer than {amount(hours, 'hour')}"
     conclusion = Conclusion.of(feasible)
     found_another = conclusion is not None and conclusion.best is not None
     if feasible is known or found_another or StudySettings.from_json(known.settings).retune:

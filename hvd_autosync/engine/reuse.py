@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvd_autosync.errors import SpaceError, TraceFormatError
+from hvd_autosync.study import defaults
 from hvd_autosync.study.budget import FEWEST_TRIALS
+from hvd_autosync.study.confirm import MIN_ROUNDS
 from hvd_autosync.study.stage_budget import explored
-from hvd_autosync.study.values import Conclusion
+from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, TraceStore
 
 #: A finished study of the same task is reused if the step times of the default differ by at most
@@ -33,7 +35,9 @@ def of_same_task(
     task, space = study.task, study.space
     assert task is not None and space is not None, "the default trial has ended"
     try:
-        known, earlier = _newest(store, store.finished_of_task(task.fingerprint, space.key))
+        hours = StudySettings.from_json(study.settings).expected_hours
+        studies = store.finished_of_task(task.fingerprint, space.key)
+        known, earlier = _newest(store, studies, hours)
     except (TraceFormatError, SpaceError) as error:  # it may be of another job
         on_notice(f"{error.message}; its winner is not reused")
         return None
@@ -56,12 +60,12 @@ def of_same_task(
 
 
 def _newest(
-    store: TraceStore, studies: Sequence[StudyRecord]
+    store: TraceStore, studies: Sequence[StudyRecord], expected_hours: float
 ) -> tuple[StudyRecord | None, Conclusion | None]:
     """Return the first study that has shown something, with its conclusion.
 
-    One that kept the default because its trials or minutes had ended before says nothing of what
-    the task can gain.
+    One that kept the default because its trials or minutes had ended before, or the training was
+    to end sooner than this one, says nothing of what the task can gain.
 
     Raises:
         TraceFormatError: Its conclusion is damaged.
@@ -71,26 +75,54 @@ def _newest(
         conclusion = Conclusion.of(study)
         if conclusion is None or study.space is None:
             continue
-        if is_conclusive(store, study):
+        if is_conclusive(store, study, expected_hours):
             return study, conclusion
     return None, None
 
 
-def is_conclusive(store: TraceStore, study: StudyRecord) -> bool:
+def is_conclusive(
+    store: TraceStore, study: StudyRecord, expected_hours: float = defaults.EXPECTED_HOURS
+) -> bool:
     """Return whether a finished study says what the task can gain, also if it kept its default.
 
     Args:
         store: The store of its trials.
         study: The study.
+        expected_hours: Expected hours of the training of now.
 
     Raises:
-        TraceFormatError: A trial of it is damaged.
+        TraceFormatError: A trial of it, or its conclusion, is damaged.
         SpaceError: Its winner lies in no space of its own.
     """
-    space, winner = study.space, study.winner
-    if space is None or winner is None or space.complete(winner) != space.default:
+    if not _kept_default(study):
         return True
-    outcome = study.outcome or {}
-    if outcome.get("comparisons") or outcome.get("source"):
+    conclusion = Conclusion.of(study)
+    comparisons = conclusion.comparisons if conclusion is not None else ()
+    unfinished = any(c.rounds < MIN_ROUNDS and c.speedup > 1 for c in comparisons)
+    if unfinished or kept_for_shorter(study, expected_hours):
+        return False
+    if comparisons or (conclusion is not None and conclusion.source):
         return True
     return len(explored(store.trials(study.study_id))) >= FEWEST_TRIALS
+
+
+def kept_for_shorter(study: StudyRecord, expected_hours: float) -> bool:
+    """Return whether a study confirmed nothing, and was to pay off in a shorter training.
+
+    Args:
+        study: The finished study.
+        expected_hours: Expected hours of the training of now.
+
+    Raises:
+        TraceFormatError: Its conclusion is damaged.
+        SpaceError: Its winner lies in no space of its own.
+    """
+    conclusion = Conclusion.of(study)
+    if conclusion is None or conclusion.comparisons or not _kept_default(study):
+        return False
+    return StudySettings.from_json(study.settings).expected_hours < expected_hours
+
+
+def _kept_default(study: StudyRecord) -> bool:
+    space, winner = study.space, study.winner
+    return space is not None and winner is not None and space.complete(winner) == space.default

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync.engine.compatibility import why_again
+from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.reuse import of_same_task
 from hvd_autosync.search_space import (
     HorovodBuild,
@@ -46,9 +48,10 @@ def study(
     conclusion: Conclusion | None = None,
     trials: int = 1,
     space: SearchSpace = SPACE,
+    **settings: float,
 ) -> StudyRecord:
     """A study of the task; ``None``: a running one."""
-    made = store.create_study(job_key="job", command=(), settings={}, versions={})
+    made = store.create_study(job_key="job", command=(), settings=settings, versions={})
     store.describe_task(made.study_id, TASK, space)
     measured = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", (0.1,) * 20),))
     for number in range(trials):
@@ -76,6 +79,32 @@ def test_a_study_that_has_tried_next_to_nothing_hides_no_winner(
 def test_a_study_that_has_tried_next_to_nothing_ends_no_other(store: TraceStore) -> None:
     study(store, KEPT)
     assert of_same_task(store, study(store), 0.1, print) is None
+
+
+@pytest.mark.parametrize(("hours", "taken"), [(0.1, False), (20.0, True)])
+def test_a_default_that_was_kept_for_a_shorter_training_says_nothing(
+    store: TraceStore, hours: float, taken: bool
+) -> None:
+    """Nothing pays in so few hours; a longer training may gain much."""
+    kept = study(store, KEPT, trials=4, expected_hours=hours)
+    found = of_same_task(store, study(store, expected_hours=20.0), 0.1, print)
+    assert (found is not None) is taken
+    again = why_again(kept, kept, Options(expected_hours=20.0))
+    assert again == ("" if taken else "it kept the default for a training of fewer than 20 hours")
+    assert why_again(kept, kept, Options(expected_hours=hours)) == ""
+    slower = (Comparison(WINNER, 0.9, 0.8, 1.0, 3),)
+    compared = study(store, replace(KEPT, comparisons=slower), expected_hours=hours)
+    assert why_again(compared, compared, Options(expected_hours=20.0)) == ""
+
+
+@pytest.mark.parametrize(("speedup", "rounds", "taken"), [(1.9, 2, 0), (0.8, 2, 1), (1.9, 3, 1)])
+def test_a_confirmation_that_has_hardly_begun_says_nothing(
+    store: TraceStore, speedup: float, rounds: int, taken: bool
+) -> None:
+    """The minutes may have ended in its first rounds; a slower candidate is not measured on."""
+    compared = (Comparison(WINNER, speedup, 0.5, 3.0, rounds),)
+    study(store, replace(KEPT, comparisons=compared), trials=20)
+    assert (of_same_task(store, study(store), 0.1, print) is not None) is bool(taken)
 
 
 def test_a_default_that_is_not_the_jobs_own_is_no_find(store: TraceStore) -> None:
