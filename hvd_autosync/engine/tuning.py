@@ -166,7 +166,8 @@ def tune(
     restrictions = load_restrictions(options.space, options.allow)
     store = TraceStore(options.store)
     key = tuning_key(job, options, restrictions, None if judged is None else judged.winner)
-    known = last_finished(store, key, from_scratch=options.reuse == "never")
+    from_scratch = options.reuse == "never"
+    known = last_finished(store, key, from_scratch=from_scratch)
     excluded = excluded_for(store, job, options, restrictions)
     again = unfit = ""
     if known is not None:
@@ -185,18 +186,12 @@ def tune(
     judged_by = "" if judged is None else judged.study_id
     settings = replace(settings_of(options), excluded=excluded, judged_by=judged_by)
     if known is not None:
-        if not unfit and options.reuse != "never":
+        if not unfit and not from_scratch:
             # Few trials suffice: by default it learns from related studies, such as the earlier.
             settings = replace(settings, trials=min(settings.trials, RETUNE_TRIALS), retune=True)
         listener.on_notice(f"tuning again after study {known.study_id}: {again}")
     claimed = claim_interrupted(
-        store,
-        key,
-        settings,
-        listener.on_notice,
-        fixed,
-        unwanted,
-        from_scratch=options.reuse == "never",
+        store, key, settings, listener.on_notice, fixed, unwanted, from_scratch=from_scratch
     )
     study = (
         AskTellStudy(store, claimed, learner)
@@ -386,7 +381,9 @@ class _Tuning:
             raise error
         assert result.step_time is not None, "why_unfit has checked"
         self._limits = Limits.from_default(result)
-        if new and self._options.reuse == "auto" and not study.settings.retune:
+        # Other studies know the default of the space, which need not be the unchanged job.
+        first = new if study.space.holds_job else strategy == study.space.default
+        if first and self._options.reuse == "auto" and not study.settings.retune:
             self._reuse(study, result.step_time.mean_s)
         if study.conclusion is None:
             expected = forecast(

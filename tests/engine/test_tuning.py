@@ -305,6 +305,38 @@ def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
     assert [Conclusion.of(study).source for study in taken] == [first.study_id] * 2
 
 
+def test_the_default_of_a_space_file_is_measured_before_a_result_is_taken_over(
+    tmp_path: Path,
+) -> None:
+    """Its step time may be far from that of the unchanged job, which runs first."""
+    (tmp_path / "space.toml").write_text("[knobs.buckets]\nlow = 4\n")
+    options = Options(store=str(tmp_path / "traces.db"), space=str(tmp_path / "space.toml"))
+    store, listener = TraceStore(options.store), MagicMock()
+    model = ModelProfile(tuple(replace(LARGE, name=f"{i}", ready_order=i) for i in range(9)))
+
+    def run(spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.strategy and spec.strategy["buckets"] != 4:
+            raise Launched
+        rank = RankReport(0, "a", step_s=(0.3 if spec.strategy else 0.1,) * 40)
+        return TrialResult(TrialStatus.COMPLETED, ranks=(rank,), profile=model)
+
+    winner = Strategy()
+    for script in ("train.py", "edited.py"):
+        job = Job(("-np", "2"), ("python", script), (Host("a", 2),))
+        runner = MagicMock()
+        runner.run.side_effect = run
+        with pytest.raises(Launched) if script == "train.py" else nullcontext():
+            taken = tune(job, options, listener, runner=runner)
+        for study in store.studies(status=StudyStatus.RUNNING):
+            assert study.space is not None and not study.space.holds_job
+            winner = Strategy({**study.space.default, "buckets": 6})
+            found = Conclusion(winner, "it won", "", 0.3).to_json()
+            store.finish(study.study_id, StudyStatus.FINISHED, found, winner)
+    conclusion = Conclusion.of(taken)
+    assert conclusion is not None and conclusion.source
+    assert taken.winner == winner and conclusion.default_s == pytest.approx(0.3)
+
+
 def test_a_damaged_conclusion_about_the_same_task_stops_no_tuning(tmp_path: Path) -> None:
     options = Options(store=str(tmp_path / "traces.db"))
     store = TraceStore(options.store)
