@@ -105,10 +105,11 @@ def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[O
 
     Those that were cut short before they had a step time are left out: they have not failed.
 
-    All step times are as of the last default trial; of its repetitions only the last counts. The
-    unchanged job is left out if restrictions exclude it from the space.
+    All step times are as of the last default trial; of its repetitions only the last measured one
+    counts, and failures of a default that was measured do not: it works. The unchanged job is left
+    out if restrictions exclude it from the space.
     """
-    observations = []
+    observations, default = [], space.default
     superseded = superseded_defaults(trials)
     for trial in at_one_speed(trials):
         strategy = space.complete(trial.strategy)
@@ -120,4 +121,5 @@ def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[O
                 continue
             values = (time_s.mean_s, time_s.standard_error_s) if time_s else (None, 0.0)
             observations.append(Observation(strategy, *values))
-    return observations
+    works = any(each.measured and each.strategy == default for each in observations)
+    return [o for o in observations if o.measured or not (works and o.strategy == default)]

@@ -123,6 +123,19 @@ def test_a_default_that_fails_later_changes_no_speed() -> None:
     assert repeated_defaults(days) == {1}
 
 
+def test_a_default_that_was_measured_works_whatever_fails_later() -> None:
+    """As while a host is down; else its neighbours would count as likely to fail, too."""
+    for kind in ("default", "quality", "confirm"):
+        days = [
+            trial(0, "default", Strategy(), 0.1),
+            trial(1, "sobol", FAST, None),
+            trial(2, kind, Strategy(), None),
+        ]
+        seen = [(o.strategy, o.step_s) for o in observations_of(SPACE, days)]
+        assert seen == [(SPACE.default, pytest.approx(0.1)), (FAST, None)]
+        assert len(observations_of(SPACE, days[1:])) == 2, "nothing says that it works"
+
+
 def test_another_default_of_a_restricted_space_is_no_repetition() -> None:
     trials = [trial(0, "default", Strategy(), 0.1), trial(1, "default", FAST, 0.2)]
     assert at_one_speed(trials) == trials and not repeated_defaults(trials)
