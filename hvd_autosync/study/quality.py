@@ -206,10 +206,12 @@ class QualityCheck:
         if any(starmap(are_alike, combinations([trial.averages for trial in first], 2))):
             return "two seeds gave the default the same losses, so its noise cannot be estimated"
         if not has_fallen(self._falls):
-            steps = len(first[0].losses)
+            one = first[0]
+            ended = not one.whole and one.made < one.steps
+            remedy = "let the script train longer" if ended else "increase --autosync-quality-steps"
             return (
-                f"the default's own loss has not fallen beyond its noise in {steps} steps, so no "
-                "strategy can be judged; increase --autosync-quality-steps"
+                f"the default's own loss has not fallen beyond its noise in {one.made} steps, so "
+                f"no strategy can be judged; {remedy}"
             )
         return ""
 

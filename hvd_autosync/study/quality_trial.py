@@ -96,6 +96,11 @@ class QualityTrial:
         return not self.running and not self.judged(len(self.losses))
 
     @property
+    def made(self) -> int:
+        """Number of steps that it made, as far as is known."""
+        return len(self.ends_s) or len(self.losses)
+
+    @property
     def averages(self) -> Sequence[float]:
         """Its losses at which replicas did not differ, or all if they always did."""
         return [x for i, x in enumerate(self.losses) if i not in self.in_round] or self.losses
@@ -210,7 +215,8 @@ def enough_steps(
         if spent and not complete:
             break
         enough = length
-        short = any(failed(trial) or len(trial.losses) < length for trial in own)
+        # A script may report a loss in some steps only.
+        short = any(failed(t) or (len(t.losses) < length and not t.whole) for t in own)
         if not complete or short or has_fallen([fall_of(trial.averages) for trial in own]):
             break
     return enough

@@ -464,10 +464,39 @@ def test_trials_do_not_grow_beyond_the_script_nor_the_budget() -> None:
     judging = Judging(lambda strategy, seed: late(strategy, seed)[:300], grows=True)
     assert set(judging.lengths) == {STEPS, 2 * STEPS}
     assert "not fallen beyond its noise in 300 steps" in judging.only.reason
+    assert "let the script train longer" in judging.only.reason
     begun = Judging(late, grows=True, most=FIRST_SEEDS + 1)
     assert begun.verdicts == []
     (verdict,) = begun.verdicts_when_spent
     assert "not fallen beyond its noise in 200 steps" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("status", "longer", "remedy"),
+    [
+        (TrialStatus.COMPLETED, True, "increase --autosync-quality-steps"),
+        (TrialStatus.ENDED_EARLY, False, "let the script train longer"),
+    ],
+)
+def test_a_script_that_reports_some_losses_only_gets_longer_trials(
+    status: TrialStatus, longer: bool, remedy: str
+) -> None:
+    """It has fewer losses than steps, as one that has ended early has."""
+
+    def trial(seed: int) -> QualityTrial:
+        steps = 210 if status is TrialStatus.COMPLETED else 190
+        losses = late(DEFAULT, seed)[: steps // 2]
+        rank = RankReport(0, "a", step_s=(0.1,) * steps, losses=losses)
+        return QualityTrial.of(DEFAULT, seed, STEPS, TrialResult(status, ranks=(rank,)))
+
+    trials = [trial(seed) for seed in SEEDS[:FIRST_SEEDS]]
+    check = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS)
+    assert check.next() == ((DEFAULT, 1) if longer else None)
+    assert check.steps == STEPS * (1 + longer)
+    spent = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS, spent="all is used")
+    (verdict,) = spent.verdicts()
+    steps = trials[0].made
+    assert f"noise in {steps} steps" in verdict.reason and verdict.reason.endswith(remedy)
 
 
 def test_without_further_candidates_no_trial_is_made() -> None:
