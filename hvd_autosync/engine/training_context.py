@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from hvd_autosync.engine.training import TrainingContext
-from hvd_autosync.errors import SpaceError, StoreError
+from hvd_autosync.errors import SpaceError, StoreError, TraceFormatError
 from hvd_autosync.search_space import ModelProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.trial import LossPrediction, TrialStatus
@@ -93,19 +94,20 @@ def predicted_losses(
     try:
         store = _store(location)
         studies = [s for key in job_keys for s in store.studies(job_key=key, skip_damaged=True)]
-        known = [
-            (_admitted(store, study, strategy), study.created_at, study)
-            for study in studies
-            if study.space is not None
-        ]
+        known = []
+        for study in studies:
+            with suppress(TraceFormatError):  # others may be whole
+                if study.space is not None:
+                    known.append((_admitted(store, study, strategy), study.created_at, study))
         for admitted, _, study in sorted(known, key=lambda each: each[:2], reverse=True):
             assert study.space is not None, "only such studies are known"
-            own = _losses(store, study, strategy) if admitted else []
-            default = _losses(store, study, study.space.default)
-            tolerance = StudySettings.from_json(study.settings).loss_tolerance
-            found = predict_losses(default, own, tolerance)
-            if found.levels:
-                return found
+            with suppress(TraceFormatError):
+                own = _losses(store, study, strategy) if admitted else []
+                default = _losses(store, study, study.space.default)
+                tolerance = StudySettings.from_json(study.settings).loss_tolerance
+                found = predict_losses(default, own, tolerance)
+                if found.levels:
+                    return found
     except StoreError:
         pass  # the job can run without a store
     return LossPrediction()

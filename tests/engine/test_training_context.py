@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from hvd_autosync.engine.training_context import known_model, predicted_losses, training_context
+from hvd_autosync.errors import TraceFormatError
 from hvd_autosync.search_space import (
     HorovodBuild,
     Host,
@@ -115,6 +118,24 @@ def test_a_damaged_study_of_another_job_hides_nothing(
     assert predicted_losses(location, {"job"}, SLOW).levels == pytest.approx([2.0] * 2, abs=0.01)
     assert training_context(store.study(study_id), location).loss_prediction.levels
     assert known_model(location, ("python", "train.py")) == task.model
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        # As of an extension that is not loaded now.
+        "hvd_autosync_studies SET outcome = replace(outcome, '\"local_steps\": 4', '\"own\": 4')",
+        "hvd_autosync_trials SET result = '{'",
+    ],
+)
+def test_a_damaged_study_of_the_job_hides_no_other(location: str, damage: str) -> None:
+    judged(location, admissible=True)
+    later, store = judged(location, admissible=True), TraceStore(location)
+    with closing(sqlite3.connect(location)) as connection, connection:
+        connection.execute(f"UPDATE {damage} WHERE study_id = ?", [later])
+    with pytest.raises(TraceFormatError):
+        assert store.trials(later) and Conclusion.of(store.study(later))
+    assert predicted_losses(location, {"job"}, SLOW).levels == pytest.approx([2.0] * 2, abs=0.01)
 
 
 def test_one_that_a_study_without_a_conclusion_has_admitted_is_as_it_was_judged(
