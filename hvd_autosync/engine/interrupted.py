@@ -93,7 +93,12 @@ def claim_interrupted(
         if not why:
             for number in take_unsaved(store, record.study_id):
                 on_notice(f"the store has taken the result of trial {number} from a file")
-            return record
+            trials = store.trials(record.study_id)
+            told = [trial for trial in trials if trial.kind == "default" and trial.result]
+            if not told or any(trial.step_time is not None for trial in told):
+                return record
+            # Its driver was lost before it had ended the study; the job may be another now.
+            why = "has no step time of its default"
         superseded = {"reason": f"it was interrupted, and {why}"}
         store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
         on_notice(

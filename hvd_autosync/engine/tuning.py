@@ -284,6 +284,7 @@ class _Tuning:
             )
         if default is not None:
             if has_rested(study.history):
+                self._limits = Limits.from_default(default)
                 default = self._default_again(study) or default
             self._after_default(study, Strategy(), default, new=self._describe(study, default))
         while study.conclusion is None:

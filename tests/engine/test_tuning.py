@@ -794,6 +794,28 @@ def test_a_result_that_a_locked_store_did_not_take_is_not_lost(tmp_path: Path) -
     assert "taken the result of trial 0" in listener.on_notice.mock_calls[-1].args[0]
 
 
+def test_a_default_that_failed_before_its_driver_was_lost_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user may have put the job right since then."""
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options, store = Options(store=str(tmp_path / "traces.db")), TraceStore(tmp_path / "traces.db")
+    failed = TrialResult(TrialStatus.CRASHED, "no such file: data.bin", exit_status=1)
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = [failed, failed]  # the first probes the links
+    with monkeypatch.context() as lost, pytest.raises(StoreError, match="lost"):
+        lost.setattr(TraceStore, "finish", MagicMock(side_effect=StoreError("lost", hint="")))
+        tune(job, options, listener, runner=runner)
+    (study,) = store.studies()
+    assert study.status is StudyStatus.RUNNING
+    runner.run.side_effect = Launched
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    notices = " ".join(call.args[0] for call in listener.on_notice.mock_calls)
+    assert "has no step time of its default; its trials stay in the store" in notices
+    assert store.study(study.study_id).status is StudyStatus.FAILED
+
+
 @pytest.mark.parametrize(("rested", "now_s"), [(False, 0.1), (True, 0.2), (True, None)])
 def test_a_study_that_has_rested_measures_the_default_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rested: bool, now_s: float | None
@@ -817,6 +839,7 @@ def test_a_study_that_has_rested_measures_the_default_again(
     failed = TrialResult(TrialStatus.CRASHED, "no such file: data.bin", exit_status=1)
     again = [failed if now_s is None else result(now_s)] * rested
     runner.run.side_effect = [*again, Launched]
+    runner.run.reset_mock()
     with pytest.raises(Launched if now_s else DefaultTrialError) as ended:
         tune(job, options, listener, runner=runner)
     if now_s is None:
@@ -825,6 +848,8 @@ def test_a_study_that_has_rested_measures_the_default_again(
     trials = store.trials(study.study_id)
     assert [t.kind for t in trials if t.result] == ["default"] * (1 + rested)
     assert store.study(study.study_id).status is StudyStatus.RUNNING
+    (_, limits, _) = runner.run.call_args_list[0].args
+    assert limits.silence_s < math.inf, "a repetition may hang, too"
     if now_s is not None:
         (_, limits, _) = runner.run.call_args.args
         assert replace(limits, total_s=0) == replace(Limits.from_default(result(now_s)), total_s=0)
