@@ -68,6 +68,7 @@ class ForkedTrial:
 
 def _run_file(path: str) -> None:
     """Execute a script as ``__main__``, as the interpreter does."""
+    path = os.path.join(os.getcwd(), path)  # so ``__file__`` is absolute
     main = ModuleType("__main__")
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 import sys
 import zipapp
 from pathlib import Path
@@ -43,6 +44,17 @@ def test_a_forked_script_has_the_annotations_of_a_started_one(
     script.write_text("width: int = 3")
     _run_file(str(script))
     assert vars(sys.modules["__main__"])["__annotations__"] == {"width": int}
+
+
+def test_a_forked_script_knows_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a started one, of which the folder may hold its data."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    (tmp_path / "train.py").write_text("import os; os.chdir('/'); print(__file__)")
+    started = subprocess.run([PYTHON, "train.py"], capture_output=True, text=True, check=True)
+    _run_file("train.py")
+    assert capsys.readouterr().out == started.stdout == f"{tmp_path}/train.py\n"
 
 
 def test_a_module() -> None:
