@@ -47,15 +47,20 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 def main() -> None:
     """Serve until the driver closes the connection; in a forked child, run the trial."""
-    trial = _Server().serve()
+    is_module, words = sys.argv[1] == "-m", sys.argv[2:]
+    trial = _Server(words[0] if is_module else "").serve()
     if trial is not None:
-        trial.run(sys.argv[1] == "-m", sys.argv[2:])
+        trial.run(is_module, words)
 
 
 class _Server:
-    """The parent of all trials of one slot."""
+    """The parent of all trials of one slot.
 
-    def __init__(self) -> None:
+    Args:
+        main: As of :class:`Preloader`.
+    """
+
+    def __init__(self, main: str) -> None:
         self._rank = int(os.environ[OWN_RANK])
         self._key = os.environ.pop(KEY_VARIABLE)
         self._sent = 0
@@ -63,7 +68,7 @@ class _Server:
         #: Readable once the child has ended; ``None`` where the kernel has no such descriptors.
         self._child_fd: int | None = None
         self._trial_id = ""
-        self._preloader = Preloader()
+        self._preloader = Preloader(main)
 
     def serve(self) -> ForkedTrial | None:
         """Execute the driver's orders.

@@ -45,10 +45,15 @@ _COUNT_WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class Preloader:
-    """Records the imports of a trial, and repeats them in the parent of the next trial."""
+    """Records the imports of a trial, and repeats them in the parent of the next trial.
 
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
+    Args:
+        main: The module that is run as the script, if it is one: it is the script's own wherever it
+            is, and its import may be the training.
+    """
+
+    def __init__(self, main: str = "") -> None:
+        self._seen = {main, f"{main}.__main__"}
         self._memory = os.memfd_create("hvd-autosync-imports")
 
     def load_frameworks(self) -> None:
@@ -65,9 +70,8 @@ class Preloader:
     def load_what_was_imported(self) -> None:
         """In the parent: import the modules of the last child, as far as that is safe."""
         recorded = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
-        *complete, _ = os.fsdecode(recorded).split("\n")  # the child may have been killed
-        fields = (line.split("\t") for line in complete)
-        found = {name: (origin, json.loads(changes)) for name, origin, changes in fields}
+        *complete, _ = recorded.split(b"\n")  # the child may have been killed
+        found = {name: (origin, changes) for name, origin, changes in map(json.loads, complete)}
         new = {name: each for name, each in found.items() if name not in self._seen}
         self._seen |= set(new)
         wanted = {
@@ -95,9 +99,8 @@ class _Recorder(MetaPathFinder):
                 if spec.origin:
                     # Several processes may write: append each line with one call.
                     os.lseek(self._descriptor, 0, os.SEEK_END)
-                    changes = json.dumps(self._changes())
-                    line = f"{fullname}\t{spec.origin}\t{changes}\n"
-                    os.write(self._descriptor, os.fsencode(line))
+                    line = json.dumps([fullname, spec.origin, self._changes()])
+                    os.write(self._descriptor, line.encode() + b"\n")
                 return spec
         return None
 

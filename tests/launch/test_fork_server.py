@@ -88,7 +88,7 @@ def test_the_end_of_a_child_is_seen_with_any_kernel(
     for name, value in {"RANK": "0", "SIZE": "1"}.items():
         monkeypatch.setenv(f"HOROVOD_{name}", value)
     monkeypatch.setenv("HVD_AUTOSYNC_KEY", "00" * 16)
-    server, orders = fork_server._Server(), Orders()
+    server, orders = fork_server._Server(""), Orders()
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(server, "_send", sent.append)
     for name in ("end_descendants", "await_daemons"):  # those of this process are others' children

@@ -18,7 +18,7 @@ import json, os, sys
 from hvd_autosync.launch import preload
 
 preload._is_installed = lambda name, origin: name == "read_at_import"
-loader = preload.Preloader()
+loader = preload.Preloader(sys.argv[2] if len(sys.argv) > 2 else "")
 if not os.fork():
     loader.record()
     os.environ["LIBRARY_MODE"] = "offline"
@@ -64,3 +64,15 @@ def test_a_module_sees_the_variables_that_the_script_had_set_before_it(tmp_path:
 def test_what_a_killed_child_has_not_recorded_is_not_imported(tmp_path: Path) -> None:
     seen, after = served(tmp_path, "cut")
     assert seen is None and after == [None, "here", None]
+
+
+def test_a_module_that_is_the_script_is_not_imported(tmp_path: Path) -> None:
+    """Its import may be the training, and it may not bear to be executed twice."""
+    seen, after = served(tmp_path, "whole", "read_at_import")
+    assert seen is None and after == [None, "here", None]
+
+
+def test_a_path_may_have_any_character(tmp_path: Path) -> None:
+    folder = tmp_path / "a tab\tand a\nnewline"
+    folder.mkdir()
+    assert served(folder, "whole")[0] == ["offline", "nowhere"]
