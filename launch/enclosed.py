@@ -6,8 +6,10 @@ program may write files. See :mod:`hvd_autosync.launch.private_files`.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,7 +23,14 @@ def main(command: list[str]) -> None:
         name, _, value = command.pop(0).partition("=")
         os.environ[name] = value
     try:
-        os.execvp(command[0], command)
+        try:
+            os.execvp(command[0], command)
+        except OSError as error:
+            path = shutil.which(command[0])
+            if error.errno != errno.ENOEXEC or path is None:
+                raise
+            # A script without "#!": the C library's execvp, which env calls, gives it to a shell.
+            os.execv("/bin/sh", ["/bin/sh", path, *command[1:]])
     except OSError as error:  # as a shell reports it
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)

@@ -131,6 +131,17 @@ def test_what_a_script_does_to_files_is_gone_with_it(
     assert snapshot(tmp_path) == before
 
 
+def test_a_script_without_interpreter_is_a_shells(
+    trial: Callable[[], Trial], tmp_path: Path
+) -> None:
+    """As with ``env``, by which Horovod starts ranks without us."""
+    script = tmp_path / "run"
+    script.write_text('echo "$0 $1 $WORD"')
+    script.chmod(0o755)
+    out, err, _ = trial().run("WORD=2", "./run", "1")
+    assert out == "./run 1 2\n", err
+
+
 def test_ranks_of_one_trial_exchange_files(trial: Callable[[], Trial], tmp_path: Path) -> None:
     until = "i=0; until [ -e {} ] || [ $i = 2000 ]; do sleep 0.05; i=$((i+1)); done; "
     line = "echo $0 > $0; " + until.format("$1") + "echo both; " + until.format("end") + "ls"
