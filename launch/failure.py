@@ -41,6 +41,8 @@ def explain_failure(
     if statuses is None:
         statuses = _exit_statuses(tail.launcher())
     failed = {rank for rank, status in statuses.items() if status not in (0, _TERMINATED)}
+    if failed - victims:  # other ranks that have raised something have handled it
+        raised &= failed | (output.keys() - statuses.keys())
     failed = failed or set(statuses)
     causes = sorted(raised | (failed - victims) or failed)
     if not causes:
@@ -70,16 +72,25 @@ def _exit_statuses(text: str) -> dict[int, int]:
 
 
 def _how(output: str, status: int | None) -> str:
-    """Return how a rank failed: its exception if it raised one, else its exit status."""
+    """Return how a rank failed: its exception if it raised one, else its exit status.
+
+    One that was killed may have raised the exception before, or have handled it.
+    """
     _, found, after = output.rpartition(_TRACEBACK)
     exception = next((line for line in after.splitlines() if line[:1].strip()), "")
     if found and exception:
-        return f"raised {exception}"
+        if status is None or status == _TERMINATED or not _signal_name(status):
+            return f"raised {exception}"
+        return f"{_ending(status)} after it raised {exception}"
     return "raised an exception" if status is None else _ending(status)
 
 
 def _ending(status: int) -> str:
+    name = _signal_name(status)
+    return f"was killed by {name}" if name else f"exited with status {status}"
+
+
+def _signal_name(status: int) -> str:
+    """Return the name of the signal that has ended a process; empty if none has."""
     number = -status if status < 0 else status - 128
-    if number in {int(s) for s in signal.Signals}:
-        return f"was killed by {signal.Signals(number).name}"
-    return f"exited with status {status}"
+    return signal.Signals(number).name if number in {int(s) for s in signal.Signals} else ""

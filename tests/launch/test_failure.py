@@ -78,6 +78,38 @@ def test_a_collective_that_fails_on_all_ranks_is_its_own_reason() -> None:
     assert reason.startswith("rank 0 raised horovod.common.exceptions.HorovodInternalError")
 
 
+HANDLED = """\
+[{0}]<stderr>:Traceback (most recent call last):
+[{0}]<stderr>:  File "logging.py", line 1, in emit
+[{0}]<stderr>:ConnectionError: no route to the metrics server
+[{0}]<stderr>:going on without metrics
+"""
+
+
+def test_an_exception_that_was_handled_does_not_hide_who_was_killed() -> None:
+    """As for want of memory; each rank has logged an exception, as libraries do."""
+    reason, output = explained(
+        HANDLED.format(0)
+        + HANDLED.format(1)
+        + "Process 1 exit with status code 137.\nProcess 0 exit with status code 143.\n"
+        + LAUNCHER
+    )
+    assert reason == (
+        "rank 1 was killed by SIGKILL after it raised "
+        "ConnectionError: no route to the metrics server"
+    )
+    assert output.count("Traceback") == 1
+
+
+def test_a_rank_that_goes_on_after_an_exception_is_not_the_one_that_failed() -> None:
+    reason, _ = explained(
+        HANDLED.format(0)
+        + "Process 1 exit with status code 7.\nProcess 0 exit with status code 143.\n"
+        + LAUNCHER
+    )
+    assert reason == "rank 1 exited with status 7"
+
+
 def test_a_job_whose_ranks_say_nothing_is_shown_whole() -> None:
     assert explained("ssh: no route to host\n", 255) == (
         "the job exited with status 255",
