@@ -65,7 +65,9 @@ def signals_deferred() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
-    before = {each: signal.signal(each, note) for each in _STOPPING}
+    # One that Python has not set, as of a program that embeds it, could not be set again.
+    ours = [each for each in _STOPPING if signal.getsignal(each) is not None]
+    before = {each: signal.signal(each, note) for each in ours}
     try:
         yield
     finally:

@@ -43,6 +43,21 @@ def test_each_of_several_counts_after_the_block(counted: list[int], times: int) 
     assert done and counted == [signal.SIGINT] * times
 
 
+def test_a_handler_that_python_has_not_set_stays(
+    counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a program that embeds Python, which could not be set again."""
+    usual = signal.getsignal
+    monkeypatch.setattr(
+        signal, "getsignal", lambda each: None if each == signal.SIGHUP else usual(each)
+    )
+    before = usual(signal.SIGHUP)
+    with pytest.raises(KeyboardInterrupt), signals_deferred():
+        assert usual(signal.SIGHUP) is before
+        os.kill(os.getpid(), signal.SIGINT)
+    assert counted == [signal.SIGINT]
+
+
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """SIGTERM and SIGHUP end the program, until the test is over."""
