@@ -104,7 +104,7 @@ ORDER = KnobSpec(
         "scripts that access parameters through their modules.",
     ),
     sets=PlanField("exchange", "order"),
-    when="hvd.DistributedOptimizer; several dense gradients",
+    when="--autosync-allow order; hvd.DistributedOptimizer; several dense gradients",
     applies=_several_gradients,
     cost="deferred updates",
     doc="""

@@ -172,8 +172,10 @@ TOTAL_SAMPLES = _protocol_knob(
     cost="steps without a barrier",
     doc="""
     is the whole work of which `sync_share` is a share: samples of all ranks together. 0 means
-    unknown, and then the training stays under BSP. Recurring jobs count it in their first run. It
-    matters with a share between 0 and 1.
+    unknown: with a share between 0 and 1 the training then stays under BSP (but for the straggler
+    policy). Recurring jobs count it in their first run. With the shares 0, the default, and 1 it is
+    not needed: 0 begins without a barrier as soon as all ranks know the ends of their epochs, 1 is
+    BSP.
     """,
 )
 
