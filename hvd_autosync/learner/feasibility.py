@@ -39,8 +39,8 @@ def feasibility(
     if measured.all():
         return lambda points: np.ones(len(points))
     features = Features.of(space)
-    kernel = MixedKernel(len(features.numeric), features.categorical_count)
     with isolated(), torch.no_grad():
+        kernel = MixedKernel(len(features.numeric), features.categorical_count)
         tried = features(encode_all(space, [seen.strategy for seen in observations]))
         covariance = kernel.forward(tried, tried) + _NOISE * torch.eye(len(tried)).to(tried)
         process = Conditioning(covariance, torch.from_numpy(measured - _PRIOR))

@@ -58,6 +58,7 @@ def test_what_crashed_is_no_rival(
 
 def test_it_is_a_pure_function(mixed_space: SearchSpace, tell: Tell) -> None:
     seen = initial(mixed_space, tell)
+    seen[5] = Observation(seen[5].strategy, None)  # so that there is a model of failures, too
     states = (torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())
     threads = torch.get_num_threads()
     learner = BayesianLearner()
