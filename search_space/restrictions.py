@@ -54,7 +54,7 @@ def check_allowed(document: Mapping[str, Any], allow: Collection[str]) -> None:
     """Check that a file excludes no default of a knob that the space will lack.
 
     The space lacks lossy knobs whose group is not allowed, and knobs that no trial changes. What a
-    file says of them is ignored.
+    file says of them is ignored. So a file may move a lossy default that the default switches off.
 
     Args:
         document: The parsed file, which :func:`check_restrictions` accepts.
@@ -74,7 +74,8 @@ def check_allowed(document: Mapping[str, Any], allow: Collection[str]) -> None:
             f"the space file excludes the default of {', '.join(untuned)}, which no trial changes",
             hint="Set such knobs in a strategy file, with --autosync-strategy FILE.",
         )
-    ignored = [knob for knob in moved if knob.group in set(LOSSY_GROUPS) - set(allow)]
+    lacking = set(LOSSY_GROUPS) - set(allow)
+    ignored = [k for k in moved if k.group in lacking and _matters(k, document["knobs"])]
     if ignored:
         groups = sorted({*allow, *(knob.group for knob in ignored)})
         raise SpaceError(
@@ -83,6 +84,15 @@ def check_allowed(document: Mapping[str, Any], allow: Collection[str]) -> None:
             hint=f"Remove the knobs, or allow that with --autosync-allow {','.join(groups)} "
             "(launched trials only).",
         )
+
+
+def _matters(knob: Knob, tables: Mapping[str, Any]) -> bool:
+    """Return whether a knob's condition holds at the default under the file's tables."""
+    if knob.condition is None:
+        return True
+    parent = catalogue_knob(knob.condition.knob)
+    value = _restricted(parent, tables.get(parent.name, {})).default
+    return knob.condition.holds({parent.name: value}) and _matters(parent, tables)
 
 
 def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpace:
@@ -105,8 +115,10 @@ def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpa
             knobs.append(fixed_knob(knob, knob.default))
         else:
             knobs.append(knob if table is None else _restricted(knob, _possible(knob, table)))
-    unmoved = all(new.default == old.default for new, old in zip(knobs, space.knobs, strict=True))
-    return SearchSpace(tuple(knobs), space.fixed, holds_job=space.holds_job and unmoved)
+    restricted = SearchSpace(tuple(knobs), space.fixed, holds_job=space.holds_job)
+    # Not each knob's default: the default may switch the knob off.
+    moved = restricted.default != space.default
+    return replace(restricted, holds_job=False) if moved else restricted
 
 
 def left_empty(space: SearchSpace, document: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space import (
     ModelProfile,
+    ParameterProfile,
     Resources,
     SearchSpace,
     Strategy,
@@ -49,6 +50,31 @@ def test_a_space_knows_whether_the_job_as_it_is_lies_in_it(
     assert moved.describe({}) == "the unchanged job"
     assert moved.describe(moved.default) == "the restricted default"
     assert moved.describe({**moved.default, "cycle_time_ms": 6.0}) == "cycle_time_ms=6 ms"
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "on"),
+    [
+        ("bucket_rule", {"fixed": "size"}, ("buckets", {"fixed": 4})),
+        ("large_rank", {"low": 4}, ("large_codec", {"fixed": "powersgd"})),
+        ("large_ratio", {"low": 0.05}, ("large_codec", {"choices": ["topk"]})),
+    ],
+)
+def test_the_job_lies_where_only_knobs_are_moved_that_its_default_switches_off(
+    name: str, table: dict[str, Any], on: tuple[str, dict[str, Any]], one_host: Resources
+) -> None:
+    layers = [ParameterProfile(f"{i}.weight", (512, 512), "float32", False, i) for i in range(8)]
+    space = build_space(ModelProfile(tuple(layers)), one_host, allow=("codec",))
+    document = {"knobs": {name: table}}
+    kept = restrict_space(space, document)
+    assert kept.holds_job and kept.complete(Strategy()) == kept.default == space.default
+    assert kept[name].default != space[name].default
+    check_allowed(document, ())  # it changes nothing without the codec
+    moved = {"knobs": {name: table, on[0]: on[1]}}
+    assert not restrict_space(space, moved).holds_job
+    if not catalogue_knob(name).exact:
+        with pytest.raises(SpaceError, match=rf"the default of {name}, {on[0]},"):
+            check_allowed(moved, ())
 
 
 def test_knobs_that_cannot_matter_here_are_ignored(
