@@ -207,7 +207,7 @@ LARGE_SLICES = KnobSpec(
     ),
     sets=PlanField("exchange", "large.slices"),
     when="hvd.DistributedOptimizer; gradients of 256 KiB or more",
-    applies=lambda situation: situation.model.wrapped and LARGE in situation.classes,
+    applies=lambda situation: situation.model.wrapped and LARGE in situation.dense_classes,
     cost="buckets",
     doc="""
     cuts large tensors into slices that travel separately. It matters if one tensor is most of the

@@ -48,9 +48,10 @@ def _with_horovods_default(knob: Knob, situation: Situation) -> Knob:
 
 
 def _for_the_tensors(knob: Knob, situation: Situation) -> Knob:
-    """More than the default only for models with more tensors than that."""
+    """More than the default only where more tensors than that are trained."""
     assert isinstance(knob, CategoricalKnob)
-    few = len(situation.model.parameters) <= _CACHED
+    trained = [p for p in situation.model.parameters if p.ready_order >= 0]
+    few = len(trained) <= _CACHED
     return knob.restrict((0, _CACHED)) if few else knob
 
 
@@ -141,7 +142,7 @@ CACHE_CAPACITY = KnobSpec(
         "step.",
     ),
     sets=Variable("HOROVOD_CACHE_CAPACITY", reread=True, kept=True),
-    when="always; 4096 only for models with more than 1024 tensors",
+    when="always; 4096 only for models of more than 1024 trained tensors",
     narrow=_for_the_tensors,
     cost="background loop",
     doc="""

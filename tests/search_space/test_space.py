@@ -286,11 +286,20 @@ def test_hand_reducing_scripts_have_no_optimizer_knobs(one_host: Resources) -> N
 
 
 def test_a_large_cache_matters_to_large_models_only(one_host: Resources) -> None:
-    def choices(tensors: int) -> int:
-        parameters = (ParameterProfile("p", (1,), "float32", False, 0),) * tensors
+    def choices(trained: int, frozen: int = 0) -> int:
+        parameters = (ParameterProfile("p", (1,), "float32", False, 0),) * trained
+        parameters += (ParameterProfile("f", (1,), "float32"),) * frozen
         return len(build_space(ModelProfile(parameters), one_host)["cache_capacity"].choices)
 
-    assert (choices(100), choices(2000)) == (2, 3)
+    assert (choices(100), choices(2000), choices(100, frozen=2000)) == (2, 3, 2)
+
+
+def test_frozen_matrices_have_no_knobs(one_host: Resources) -> None:
+    trained = ParameterProfile("bias", (8,), "float32", False, 0)
+    model = ModelProfile((trained, ParameterProfile("frozen", (512, 512), "float32")))
+    assert parameter_classes(model) == {"large": ("frozen",)}
+    found = names(build_space(model, one_host, allow=["codec"]))
+    assert not {name for name in found if name.startswith("large_")} and "rest_codec" in found
 
 
 @given(data=st.data())
