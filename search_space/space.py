@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 _CODECS_OF_ELEMENTS = ("none", "fp16", "bf16")
 
 
+def codec_beside(name: str) -> str:
+    """Return the knob whose codecs leave nothing to the lossless codes of ``name``.
+
+    It is "" for a knob of anything else. A condition cannot say so: where the space has no such
+    knob, or it is switched off, there are lossless codes.
+    """
+    parameter_class, _, attribute = name.rpartition("_")
+    return f"{parameter_class}_codec" if attribute == "lossless" else ""
+
+
 @dataclass(frozen=True)
 class SearchSpace:
     """Free knobs, one dimension each, and fixed knobs.
@@ -90,13 +100,19 @@ class SearchSpace:
         )
 
     def _assemble(self, values: Mapping[str, Value]) -> Strategy:
-        """Return the strategy of ``values`` without the knobs whose condition does not hold."""
+        """Return the strategy of ``values`` without the knobs that are switched off."""
         active: dict[str, Value] = dict(self.fixed)
         chosen: dict[str, Value] = {}
         for knob in self.knobs:
             if knob.name in values and (knob.condition is None or knob.condition.holds(active)):
                 active[knob.name] = chosen[knob.name] = values[knob.name]
-        return Strategy(chosen)
+        return Strategy(
+            {
+                name: value
+                for name, value in chosen.items()
+                if active.get(codec_beside(name), "none") == "none"
+            }
+        )
 
     def complete(self, strategy: Mapping[str, Value]) -> Strategy:
         """Return ``strategy`` with defaults for absent knobs and without inactive ones.

@@ -62,6 +62,20 @@ def test_conditions_on_held_knobs_hold_or_not() -> None:
         assert np.array_equal(discretize(space, points), row_by_row(space, points))
 
 
+def test_a_codec_switches_lossless_codes_off() -> None:
+    exchange = categorical_knob("w_exchange", ("allreduce", "factors"), "allreduce", help="")
+    lossless = categorical_knob("w_lossless", (False, True), False, help="")
+    coded = Condition("w_exchange", ("allreduce",))
+    codec = categorical_knob("w_codec", ("none", "int8"), "none", help="", condition=coded)
+    space = SearchSpace((exchange, lossless, codec))
+    points = np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+    assert active(space, points)[:, 1].tolist() == [True, False, True]
+    assert np.array_equal(discretize(space, points), row_by_row(space, points))
+    for held in ("none", "int8"):
+        space = SearchSpace((lossless,), (("w_codec", held),))
+        assert active(space, np.ones((1, 1))).tolist() == [[held == "none"]]
+
+
 def test_a_switched_off_parent_switches_its_children_off() -> None:
     space = SearchSpace(
         (

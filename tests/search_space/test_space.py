@@ -229,6 +229,29 @@ def test_lossless_codes_are_offered_where_bits_repeat(one_host: Resources) -> No
     assert "large_lossless" not in space.complete({"large_exchange": "sharded"})
 
 
+def test_lossless_codes_beside_a_codec_are_no_other_strategy(one_host: Resources) -> None:
+    layer = ParameterProfile(
+        "l", (1024, 256), "float32", False, 1, coded_share=0.5, factor_bytes=100_000
+    )
+    bias = ParameterProfile("b", (80_000,), "float32", False, 0, coded_share=0.35)
+    two = replace(one_host, hosts=(Host("a", 2),))
+    space = build_space(ModelProfile((layer, bias)), two, allow=["codec"])
+    for name in ("large", "rest"):
+        coded: dict[str, Value] = {f"{name}_codec": "int8"}
+        both = {**coded, f"{name}_lossless": True}
+        assert space.complete(both) == space.complete(coded)
+        assert space.lossy_part(both) == space.lossy_part(coded)
+        assert f"{name}_lossless" not in space.decode(space.encode(both))
+        uncoded: dict[str, Value] = {f"{name}_codec": "none", f"{name}_lossless": True}
+        assert space.complete(uncoded)[f"{name}_lossless"] is True
+    # Factors have no codec, whatever it is for other exchanges.
+    factors: dict[str, Value] = {"large_exchange": "factors", "large_lossless": True}
+    assert space.complete({**factors, "large_codec": "int8"}) == space.complete(factors)
+    assert space.complete(factors)["large_lossless"] is True
+    held = build_space(ModelProfile((layer, bias)), two, held={"large_codec": "int8"})
+    assert "large_lossless" not in held.default and "rest_lossless" in held.default
+
+
 def test_lossless_codes_are_offered_where_factors_repeat(one_host: Resources) -> None:
     two = replace(one_host, hosts=(Host("a", 2),))
     layer = ParameterProfile("l", (1024, 256), "float32", False, 1, factor_bytes=100_000)
