@@ -225,8 +225,10 @@ class SearchSpace:
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits that identify the space."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        """Twelve hexadecimal digits that identify the space, whatever its knobs say to users."""
+        knobs = [{**knob_to_json(k), "help": "", "unit": ""} for k in self.knobs]
+        plain = {**self.to_json(), "knobs": knobs}
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:

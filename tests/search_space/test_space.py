@@ -377,6 +377,8 @@ def test_json_round_trip_and_key(model: ModelProfile, one_host: Resources) -> No
     again = SearchSpace.from_json(json.loads(json.dumps(space.to_json())))
     assert again == space and again.key == space.key
     assert build_space(model, one_host).key != space.key
+    reworded = replace(space, knobs=tuple(replace(k, help="?", unit="?") for k in space.knobs))
+    assert reworded.key == space.key, "an earlier study of the job is still found"
 
 
 def test_an_empty_space_has_one_strategy() -> None:
