@@ -144,7 +144,7 @@ class FloatKnob(_Numeric):
 
 @dataclass(frozen=True)
 class IntegerKnob(_Numeric):
-    """A whole-numbered knob; decoded values are multiples of ``multiple`` (or a bound)."""
+    """A whole-numbered knob; decoded values are multiples, bounds or the default."""
 
     multiple: int
 
@@ -165,7 +165,9 @@ class IntegerKnob(_Numeric):
             )
 
     def from_unit(self, position: float) -> int:
-        """Return the value at ``position`` in [0, 1]: the nearest multiple or bound."""
+        """Return the value at ``position`` in [0, 1]: the default, nearest multiple or bound."""
+        if position == self.to_unit(self.default):  # which need not be a multiple
+            return int(self.default)
         exact = self._from_scaled(position)
         value = round(exact / self.multiple) * self.multiple
         inside = min(max(value, self.low), self.high)

@@ -98,7 +98,8 @@ def _count(knob: Knob) -> float:
     if not can_vary(knob):
         return 1
     if isinstance(knob, IntegerKnob):
-        return (knob.high - knob.low) // knob.multiple + 2
+        odd = knob.default not in (knob.low, knob.high) and knob.default % knob.multiple > 0
+        return (knob.high - knob.low) // knob.multiple + 2 + odd
     return math.inf
 
 
@@ -109,7 +110,7 @@ def _positions(knob: Knob) -> list[float]:
         return [knob.to_unit(knob.low)]
     low, high = int(knob.low), int(knob.high)
     inner = range(-(-low // knob.multiple) * knob.multiple, high + 1, knob.multiple)
-    return [knob.to_unit(value) for value in sorted({low, *inner, high})]
+    return [knob.to_unit(value) for value in sorted({low, *inner, high, int(knob.default)})]
 
 
 def keys(points: FloatArray) -> list[bytes]:

@@ -45,6 +45,16 @@ def test_a_default_of_many_digits_is_discretized() -> None:
     assert space.default["cycle"] == 0.123456
 
 
+def test_a_default_that_is_no_multiple_is_discretized() -> None:
+    space = SearchSpace((integer_knob("i", 0, 20, 5, help="", multiple=10),))
+    default = encode_all(space, [space.default])
+    assert np.array_equal(discretize(space, default), default)
+    assert space.decode(default[0]) == space.default
+    points = every_point(space)
+    assert points is not None
+    assert [space.decode(point)["i"] for point in points] == [0, 5, 10, 20]
+
+
 def test_active_tells_which_knobs_matter(mixed_space: SearchSpace) -> None:
     points = discretize(mixed_space, np.random.default_rng(0).random((50, mixed_space.dimension)))
     holds = active(mixed_space, points)
