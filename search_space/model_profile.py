@@ -9,6 +9,7 @@ from typing import Any
 from hvd_autosync.search_space.records import LEFT_OUT, OrNan, Real, Record
 
 _ITEM_BYTES = {
+    "complex128": 16,
     "float64": 8,
     "int64": 8,
     "complex64": 8,
@@ -19,6 +20,8 @@ _ITEM_BYTES = {
     "int16": 2,
     "int8": 1,
     "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
     "bool": 1,
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hvd_autosync.search_space import CATALOGUE, ModelProfile, ParameterProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import (
     ClassPlan,
@@ -40,6 +42,16 @@ def test_knobs_become_the_plan_of_their_class() -> None:
         4, "size", "arrival", ClassPlan("rows"), ClassPlan(codec="powersgd", rank=4), ClassPlan()
     )
     assert not plan.two_levels
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("complex128", 16), ("float32", 4), ("float8_e5m2", 1)]
+)
+def test_a_matrix_is_large_by_its_bytes(dtype: str, size: int) -> None:
+    rows = 256 * 1024 // size // 64
+    model = ModelProfile(tuple(ParameterProfile(str(n), (n, 64), dtype) for n in (rows - 1, rows)))
+    assert parameter_classes(model) == {"large": (str(rows),)}
+    assert model.size_bytes == (2 * rows - 1) * 64 * size
 
 
 def test_classes_follow_what_was_measured() -> None:
