@@ -110,7 +110,9 @@ class Columns:
         <hvd_autosync.search_space.sync_plan.SyncPlan.replicas_may_differ>`.
         """
         asked = (self.words("protocol") != "bsp") & (self.numbers("sync_share") < 1)
-        apart: BoolArray = (self.rounds() > 1) | asked | (self.words("stragglers") != "none")
+        grows = (self.numbers("local_power") > 0) & (self.numbers("local_cap") > 1)
+        rounds = grows | (self.rounds() > 1)
+        apart: BoolArray = rounds | asked | (self.words("stragglers") != "none")
         return apart
 
     @cached_property

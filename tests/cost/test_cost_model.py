@@ -638,6 +638,7 @@ def test_rounds_are_capped(model: ModelProfile, slow_network: Resources) -> None
     "apart",
     [
         {"local_steps": 4},
+        {"local_power": 2},
         {"stragglers": "greedy"},
         {"protocol": "asp", "sync_share": 0.5, "total_samples": 1000},
     ],
