@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from hvd_autosync.cost import calibrate
+from hvd_autosync.cost.columns import Columns
 from hvd_autosync.learner import Observation, SobolLearner, Suggestion
 from hvd_autosync.learner.points import distinct, encode_all, keys, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
-from hvd_autosync.learner.prior_functions import cost_model_prior
+from hvd_autosync.learner.prior_functions import cost_model_of
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import Strategy
 
@@ -58,13 +61,18 @@ class SurveyLearner:
 def _promising(problem: Problem, observations: Sequence[Observation], seed: int) -> Strategy | None:
     """One of the untried strategies that are fastest by the cost model."""
     space = problem.space
-    prior = cost_model_prior(space, problem.task, observations)
-    if prior is None:
+    model = cost_model_of(problem.task)
+    if model is None:
         return None
+    fixed = dict(space.fixed)
+    seen = [one for one in observations if one.measured]
+    strategies = [{**fixed, **one.strategy} for one in seen]
+    calibrated = calibrate(model, strategies, [math.exp(one.log_step) for one in seen])
     rng = np.random.default_rng([seed, len(observations)])
     tried = keys(encode_all(space, [seen.strategy for seen in observations]))
     pool = distinct(sobol_points(space, _LOOKED_AT, int(rng.integers(2**31))), tried)
-    best = np.argsort(prior.expected(pool), kind="stable")[:20]
+    (step_s,) = model.seconds(Columns.at(space, pool), [calibrated.coefficients])
+    best = np.argsort(step_s, kind="stable")[:20]
     return space.decode(pool[rng.choice(best)]) if len(best) else None
 
 

@@ -44,8 +44,6 @@ class PriorFunction:
             of the default.
         prior_mean: Prior means of the ``m`` weights.
         prior_std: Prior standard deviations of the weights.
-        map_weights: Maximum a posteriori weights: of the cost model after its calibration on the
-            trials, of a related task its prior means.
         source: Of a related task the posterior of its function, whose mean is the one basis
             function.
     """
@@ -54,13 +52,7 @@ class PriorFunction:
     basis: Basis
     prior_mean: tuple[float, ...]
     prior_std: tuple[float, ...]
-    map_weights: tuple[float, ...]
     source: SourcePosterior | None = None
-
-    def expected(self, points: FloatArray) -> FloatArray:
-        """Return the log of the step time over the default's at the MAP weights, shape ``(n,)``."""
-        expected: FloatArray = self.basis(points) @ np.array(self.map_weights)
-        return expected
 
 
 def design_matrix(priors: Sequence[PriorFunction], points: FloatArray) -> FloatArray:
@@ -134,7 +126,6 @@ def cost_model_prior(
         lambda points: tangent(points) - default,
         (_COST_MEAN, *(0.0 for _ in factors)),
         (hyperprior.cost_deviation, *PRIOR_DEVIATIONS.tolist()),
-        (_COST_MEAN, *factors.tolist()),
     )
 
 
@@ -169,17 +160,14 @@ def source_task_prior(
         return known.mean(points)[:, np.newaxis]
 
     weight, deviation = (source.similarity,), (hyperprior.source_deviation,)
-    return PriorFunction(source.study_id, basis, weight, deviation, weight, known)
+    return PriorFunction(source.study_id, basis, weight, deviation, known)
 
 
 def normalize_weights(priors: Sequence[PriorFunction]) -> list[PriorFunction]:
     """Scale the mean weights of prior functions of one basis function to a sum of at most 1."""
     total = max(sum(prior.prior_mean[0] for prior in priors), 1.0)
     scaled = [(prior.prior_mean[0] / total,) for prior in priors]
-    return [
-        replace(prior, prior_mean=mean, map_weights=mean)
-        for prior, mean in zip(priors, scaled, strict=True)
-    ]
+    return [replace(prior, prior_mean=mean) for prior, mean in zip(priors, scaled, strict=True)]
 
 
 def discount_implausible(space: SearchSpace, prior: PriorFunction, usual: float) -> PriorFunction:
@@ -198,7 +186,7 @@ def discount_implausible(space: SearchSpace, prior: PriorFunction, usual: float)
     spread = float(prior.basis(sobol_points(space, _SAMPLE_POINTS, 0)).std())
     plausibility = min(1.0, _PLAUSIBLE * usual / max(spread, _MIN_RANGE)) ** 2
     mean = tuple(plausibility * each for each in prior.prior_mean)
-    return replace(prior, prior_mean=mean, map_weights=mean)
+    return replace(prior, prior_mean=mean)
 
 
 def drop_constant(space: SearchSpace, priors: Sequence[PriorFunction]) -> list[PriorFunction]:

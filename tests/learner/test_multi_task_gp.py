@@ -106,7 +106,7 @@ def as_prior(space: SearchSpace, source: Related, std: float = 0.0) -> PriorFunc
     known = source_posterior(source.model, source.space, space, own=False)
     weight = (source.weight,)
     return PriorFunction(
-        "source", lambda points: known.mean(points)[:, None], weight, (std,), weight, known
+        "source", lambda points: known.mean(points)[:, None], weight, (std,), known
     )
 
 

@@ -147,16 +147,13 @@ def test_a_source_is_not_constant_because_of_a_small_weight(
 
 def test_a_constant_prior_function_is_dropped(mixed_space: SearchSpace, log_step: LogStep) -> None:
     assert sources_used(mixed_space, log_step, {"flat": lambda _: 0.0}, 2) == []
-    flat = PriorFunction(
-        "flat", lambda points: np.full((len(points), 1), 0.3), (1.0,), (0.3,), (1.0,)
-    )
+    flat = PriorFunction("flat", lambda points: np.full((len(points), 1), 0.3), (1.0,), (0.3,))
     assert drop_constant(mixed_space, [flat]) == []
 
 
 def test_prior_functions_of_one_basis_share_their_weight() -> None:
     priors = [
-        PriorFunction(str(w), lambda points: points[:, :1], (w,), (0.4,), (w,))
-        for w in (0.9, 0.6, 0.5)
+        PriorFunction(str(w), lambda points: points[:, :1], (w,), (0.4,)) for w in (0.9, 0.6, 0.5)
     ]
     assert [round(*e.prior_mean, 3) for e in normalize_weights(priors)] == [0.45, 0.3, 0.25]
     assert [e.prior_mean for e in normalize_weights(priors[1:2])] == [(0.6,)]
