@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
@@ -24,6 +24,10 @@ FACTORS, HIERARCHICAL_FACTORS = BY_FACTORS = ("factors", "hierarchical_factors")
 OF_TWO_LEVELS = ("hierarchical", HIERARCHICAL_FACTORS)
 #: Exchanges of shards of parameters, and of gradients that are not averages of replicas.
 NOT_FOR_REPLICAS = ("sharded", *BY_FACTORS)
+#: Most bytes of an allgather's result, and of a broadcast of bytes. Under Gloo Horovod counts in 32
+#: bits (``GlooAllgather::Execute``, ``GlooBroadcast::Execute``); headers of messages have room up
+#: to there.
+MOST_GATHERED_BYTES: Final = 2**31 - 2**20
 #: A matrix counts as an embedding if a batch touches at most this share of its rows.
 _FEW_ROWS = 0.5
 #: Least bytes of an embedding or a large matrix; smaller ones gain nothing from a separate class.
@@ -156,15 +160,21 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (math.prod(shape), 1)
 
 
-def factors_share(parameter: ParameterProfile, ranks: int) -> float:
-    """Return the bytes of all ranks' factors over those of a ring for the gradient.
+def most_factor_bytes(size_bytes: int) -> int:
+    """Return the bytes below which the factors of all ranks are sent in place of a gradient.
 
-    Each of n ranks receives (n - 1) / n of all factors; a ring sends 2 (n - 1) / n of the gradient.
-    It is infinite for a gradient that is no product of factors.
+    They are fewer than a ring's, and can be gathered: each of r ranks receives (r - 1) / r of all
+    factors, and in a ring sends 2 (r - 1) / r of the gradient.
+
+    Args:
+        size_bytes: Bytes of the gradient.
     """
-    if not parameter.factor_bytes:
-        return math.inf
-    return ranks * parameter.factor_bytes / (2 * parameter.size_bytes)
+    return min(2 * size_bytes, MOST_GATHERED_BYTES)
+
+
+def can_send_factors(parameter: ParameterProfile, ranks: int) -> bool:
+    """Return whether so many ranks send a gradient by factors, if its exchange asks for them."""
+    return 0 < ranks * parameter.factor_bytes < most_factor_bytes(parameter.size_bytes)
 
 
 def check_parameters(plan: ExchangePlan, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> None:

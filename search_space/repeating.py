@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from hvd_autosync.search_space.exchange_plan import LARGE, Classes, class_of, factors_share
+from hvd_autosync.search_space.exchange_plan import LARGE, Classes, can_send_factors, class_of
 from hvd_autosync.search_space.model_profile import ParameterProfile
 
 #: Least bytes of a class; a message of fewer takes about as long when it is shorter.
@@ -34,7 +34,7 @@ def repeating_classes(
         own = class_of(p.name, classes)
         size[own] += p.size_bytes
         coded[own] += round(share * p.size_bytes)
-        if own == LARGE and factors_share(p, ranks) < 1:
+        if own == LARGE and can_send_factors(p, ranks):
             factors[own] += p.factor_bytes
             coded_factors[own] += round(p.coded_factors_share * p.factor_bytes)
     return {

@@ -245,12 +245,12 @@ def travels_by_factors(
 ) -> npt.NDArray[np.bool_]:
     """Return whether gradients of a class are sent by factors, ``m x c``.
 
-    Those whose factors are more bytes, or that are no product of factors, are sent as with
-    ``allreduce``.
+    Those whose factors are more bytes or cannot be gathered, or that are no product of factors, are
+    sent as with ``allreduce``.
     """
-    gathered = resources.world_size * gradients.factor_bytes[own] / 2
-    fewer = (gathered > 0) & (gathered < gradients.size_bytes[own])
-    chosen: npt.NDArray[np.bool_] = fewer[:, None] & np.isin(columns.exchanges(name), BY_FACTORS)
+    gathered = resources.world_size * gradients.factor_bytes[own]
+    pay = (gathered > 0) & (gathered < gradients.most_factor_bytes[own])
+    chosen: npt.NDArray[np.bool_] = pay[:, None] & np.isin(columns.exchanges(name), BY_FACTORS)
     return chosen
 
 

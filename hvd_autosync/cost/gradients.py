@@ -9,7 +9,12 @@ import numpy.typing as npt
 
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import ModelProfile
-from hvd_autosync.search_space.exchange_plan import REST, matrix_shape, parameter_classes
+from hvd_autosync.search_space.exchange_plan import (
+    REST,
+    matrix_shape,
+    most_factor_bytes,
+    parameter_classes,
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,8 @@ class Gradients:
         columns_of_matrix: Columns of that matrix.
         item_bytes: Bytes of an element.
         factor_bytes: Bytes of one rank's factors in a step; 0 if it is no product of factors.
-        coded_factors: Share of these bytes that a lossless code has.
+        most_factor_bytes: Bytes below which all ranks' factors are sent in its place.
+        coded_factors: Share of the factors' bytes that a lossless code has.
         coded: Share of the gradient's bytes that a lossless code has.
         summed: The same, for a sum of several ranks.
         coding_s: Seconds to make such a code and to decode it; 0 if unknown.
@@ -47,6 +53,7 @@ class Gradients:
     columns_of_matrix: FloatArray
     item_bytes: FloatArray
     factor_bytes: FloatArray
+    most_factor_bytes: FloatArray
     coded_factors: FloatArray
     coded: FloatArray
     summed: FloatArray
@@ -80,6 +87,7 @@ class Gradients:
             columns_of_matrix=column([matrix_shape(p.shape)[1] for p in arrived]),
             item_bytes=column([p.item_bytes for p in arrived]),
             factor_bytes=column([p.factor_bytes for p in arrived]),
+            most_factor_bytes=column([most_factor_bytes(p.size_bytes) for p in arrived]),
             coded_factors=column([p.coded_factors_share for p in arrived]),
             coded=column([p.coded_share for p in arrived]),
             summed=column([p.summed_share for p in arrived]),

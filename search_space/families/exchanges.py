@@ -12,8 +12,8 @@ from hvd_autosync.search_space.exchange_plan import (
     LARGE,
     OF_TWO_LEVELS,
     REST,
+    can_send_factors,
     class_knob,
-    factors_share,
 )
 from hvd_autosync.search_space.families.lossless import LOSSLESS
 from hvd_autosync.search_space.knob_spec import Family, KnobSpec, PlanField, Situation
@@ -126,7 +126,7 @@ def _exchange(parameter_class: str, *others: str, when: str, doc: str) -> KnobSp
         absent = set() if situation.resources.even_levels else {*OF_TWO_LEVELS}
         large = [p for p in situation.dense if p.name in situation.classes.get(LARGE, ())]
         ranks = situation.resources.world_size
-        if not any(factors_share(p, ranks) < 1 for p in large):
+        if not any(can_send_factors(p, ranks) for p in large):
             absent |= {*BY_FACTORS}
         choices = [choice for choice in knob.choices if choice not in absent]
         return knob.restrict(choices) if len(choices) > 1 else None

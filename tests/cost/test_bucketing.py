@@ -27,8 +27,8 @@ from hvd_autosync.search_space.exchange_plan import (
     BY_FACTORS,
     ClassPlan,
     ExchangePlan,
+    can_send_factors,
     class_of,
-    factors_share,
     parameter_classes,
 )
 from hvd_autosync.search_space.sync_plan import exchange_plan
@@ -44,7 +44,7 @@ def sizes_sent(model: ModelProfile, strategy: Strategy, ranks: int) -> list[int]
     alone = []
     for parameter in sorted(model.parameters, key=lambda p: p.ready_order):
         own = plan.of(class_of(parameter.name, classes))
-        by_factors = own.exchange in BY_FACTORS and factors_share(parameter, ranks) < 1
+        by_factors = own.exchange in BY_FACTORS and can_send_factors(parameter, ranks)
         if own.exchange == "rows" or by_factors:
             alone.append(parameter.size_bytes)
         else:

@@ -391,6 +391,23 @@ def test_gpus_without_nccl_send_as_processors_do(
         assert ratio == pytest.approx(expected, rel=0.01)
 
 
+def test_factors_that_cannot_be_gathered_travel_as_gradients(slow_network: Resources) -> None:
+    def predict(factor_bytes: int) -> list[float]:
+        layer = ParameterProfile(
+            "l", (2**16, 2**16), "float32", False, 0, factor_bytes=factor_bytes
+        )
+        cost = CostModel(ModelProfile((layer,), 0.01, 0.02), slow_network)
+        return cost.predict(
+            [{"large_exchange": each} for each in ("factors", "allreduce")]
+        ).tolist()
+
+    most = (2**31 - 2**20) // slow_network.world_size
+    factors, whole = predict(most - 1)
+    assert factors < whole
+    factors, whole = predict(most)
+    assert factors == whole
+
+
 def test_factors_pay_on_accelerators(slow_network: Resources) -> None:
     """The linear layers of VGG-16, batch 32, among eight hosts with an H100 each at 10 Gbit/s."""
     sides = {"fc6": (4096, 25088), "fc7": (4096, 4096), "fc8": (1000, 4096)}

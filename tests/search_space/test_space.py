@@ -200,6 +200,19 @@ def test_factors_where_they_are_fewer_bytes_than_a_ring(one_host: Resources) -> 
     assert offered(levels, 1024 * 256 * 2 - 4) and not offered(levels, 1024 * 256 * 2)
 
 
+def test_factors_that_cannot_be_gathered_are_not_offered(one_host: Resources) -> None:
+    def choices(factor_bytes: int) -> tuple[Value, ...]:
+        layer = ParameterProfile(
+            "l", (2**16, 2**16), "float32", False, 0, factor_bytes=factor_bytes
+        )
+        knob = build_space(ModelProfile((layer,)), one_host)["large_exchange"]
+        assert isinstance(knob, CategoricalKnob)
+        return knob.choices
+
+    assert one_host.world_size == 2
+    assert "factors" in choices(2**30 - 2**19 - 1) and "factors" not in choices(2**30 - 2**19)
+
+
 def test_lossless_codes_are_offered_where_bits_repeat(one_host: Resources) -> None:
     """In a class of 256 KiB or more, from the share of its bytes, to sums without a codec."""
     halves = ParameterProfile("m", (500, 300), "float32", False, 1, coded_share=0.35)

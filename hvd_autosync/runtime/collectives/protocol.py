@@ -11,15 +11,13 @@ from typing import Final, Protocol, TypeAlias
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
+from hvd_autosync.search_space.exchange_plan import MOST_GATHERED_BYTES as MOST_GATHERED_BYTES
+
 #: Raised by operations if another rank is gone, or ranks disagree about an operation.
 CollectiveError = HorovodInternalError
 #: Reductions; the numbers are Horovod's.
 Sum: Final = 1
 Max: Final = 4
-#: Most bytes of an allgather's result, and of a broadcast of bytes. Under Gloo Horovod counts in 32
-#: bits (``GlooAllgather::Execute``, ``GlooBroadcast::Execute``); headers of messages have room up
-#: to there.
-MOST_GATHERED_BYTES: Final = 2**31 - 2**20
 #: A call of ``join()``; its argument is the device of the zeros that a waiting rank sends.
 Join: TypeAlias = Callable[[int], int]
 

@@ -23,7 +23,7 @@ from enum import IntEnum
 import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_order, same_on_all
-from hvd_autosync.runtime.collectives.operations import MOST_GATHERED_BYTES, size
+from hvd_autosync.runtime.collectives.operations import size
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
@@ -34,6 +34,7 @@ from hvd_autosync.runtime.exchange.lossless import HEADER_BYTES, decode, encode,
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS, Form
 from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, is_product, product
+from hvd_autosync.search_space.exchange_plan import most_factor_bytes
 
 #: Steps whose gradient was not the product, after which factors are given up.
 _MOST_REFUSALS = 3
@@ -379,16 +380,13 @@ def decode_messages(codes: torch.Tensor, known: Mapping[int, torch.Tensor]) -> t
 def pays(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:
     """Return whether factors are fewer bytes than a ring's, and can be gathered.
 
-    Each of r ranks receives (r - 1) / r of all factors, and in a ring sends 2 (r - 1) / r of the
-    gradient.
-
     Args:
         rows: Rows of the batches of all ranks.
         weight: The layer's weight, shape ``m x n``.
         item_bytes: Bytes of an element of the factors.
     """
-    whole = 2 * weight.numel() * wire_dtype(weight.dtype).itemsize
-    return rows * sum(weight.shape) * item_bytes < min(whole, MOST_GATHERED_BYTES)
+    whole = weight.numel() * wire_dtype(weight.dtype).itemsize
+    return rows * sum(weight.shape) * item_bytes < most_factor_bytes(whole)
 
 
 def _pay(passes: Sequence[LinearPass], weight: torch.Tensor, ranks: int) -> bool:
