@@ -16,6 +16,7 @@ from __future__ import annotations
 import array
 import base64
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -238,11 +239,19 @@ def _check_overlays(stage: str) -> None:
 
 
 def _kept_folder(order: FilesOrder) -> str:
-    """Create and return this host's folder for kept files; "" if none are kept."""
+    """Create and return this host's folder for kept files; "" if none are kept.
+
+    It gets a number if there is one of that name: of another host, as containers may have one name,
+    or of a rank that has failed after this, whose reason counts.
+    """
     if not order.keep:
         return ""
-    path = Path(order.keep).absolute() / order.name / socket.gethostname()
-    path.mkdir(parents=True)
+    path = host = Path(order.keep).absolute() / order.name / socket.gethostname()
+    for number in itertools.count(2):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            break
+        path = host.with_name(f"{host.name}-{number}")
     return str(path.resolve())
 
 

@@ -232,6 +232,13 @@ def test_what_is_to_be_kept_is_kept(trial: Callable[[], Trial], tmp_path: Path) 
     assert (tmp_path / "log").read_text() == "1\n"
 
 
+def test_each_host_of_one_name_keeps_its_files_in_its_own_folder(tmp_path: Path) -> None:
+    order, name = FilesOrder("one", KEY, keep=str(tmp_path / "keep")), os.uname().nodename
+    kept = [private_files._kept_folder(order) for _ in range(3)]
+    folder = (tmp_path / "keep" / "one").resolve()
+    assert kept == [str(folder / each) for each in (name, f"{name}-2", f"{name}-3")]
+
+
 @pytest.mark.parametrize("name", ["work", "upper"])
 def test_kept_files_may_lie_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     written = tmp_path / LAYERS / "upper" / "0" / name / "run"
