@@ -34,6 +34,9 @@ _LOG = logging.getLogger(__name__)
 OPEN_MPI_5_BINDING = "--binding-args=--bind-to none --map-by slot"
 #: The hook at Python's start (``hvd_autosync.pth``) recognizes launchers by the last word.
 _LAUNCH = "from horovod.runner.launch import run_commandline; run_commandline()  # as horovodrun"
+#: Lets setproctitle, by which scripts name their processes, not overwrite ``/proc/PID/environ``, by
+#: which processes of trials are found (:mod:`hvd_autosync.launch.sweep`).
+_KEPT_MARK = {"SPT_NOENV": "1"}
 
 
 @cache
@@ -101,7 +104,7 @@ def start_launcher(
     return launch(
         job,
         strategy,
-        {**environment, **(variables or {})},
+        {**_KEPT_MARK, **environment, **(variables or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -46,6 +46,20 @@ def test_ranks_get_neither_a_password_nor_the_tuning_of_another_launch(
     assert launcher_environment(Strategy())["HVD_AUTOSYNC_STORE"] == "traces.db"
 
 
+@pytest.mark.parametrize("own", [None, "0"])
+def test_a_process_that_names_itself_keeps_the_variables_by_which_it_is_found(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPT_NOENV", own or "")
+    if own is None:
+        monkeypatch.delenv("SPT_NOENV")
+    code = "import os; print(os.environ['SPT_NOENV'])"
+    monkeypatch.setattr(command, "launcher_command", lambda *_: [sys.executable, "-c", code])
+    launcher = command.start_launcher(JOB, Strategy(), TrialSpec("t", Strategy()))
+    out, _ = launcher.communicate(timeout=60)
+    assert out.decode().strip() == (own or "1")
+
+
 STUCK = """
 import os, signal, threading, time
 from types import SimpleNamespace
