@@ -12,6 +12,9 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
+
+_SHELL = "/bin/sh"
 
 
 def main(command: list[str]) -> None:
@@ -23,17 +26,25 @@ def main(command: list[str]) -> None:
         name, _, value = command.pop(0).partition("=")
         os.environ[name] = value
     try:
-        try:
-            os.execvp(command[0], command)
-        except OSError as error:
-            path = shutil.which(command[0])
-            if error.errno != errno.ENOEXEC or path is None:
-                raise
-            # A script without "#!": the C library's execvp, which env calls, gives it to a shell.
-            os.execv("/bin/sh", ["/bin/sh", path, *command[1:]])
+        _execute(command)
     except OSError as error:  # as a shell reports it
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _execute(command: list[str]) -> NoReturn:
+    """Replace this process by the command, as the launcher does."""
+    from hvd_autosync.search_space.horovod_settings import launched_by_mpi
+
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        path = shutil.which(command[0])
+        # Horovod without MPI starts ranks by ``env``, which gives a script without ``#!`` to a
+        # shell; mpirun refuses it.
+        if error.errno != errno.ENOEXEC or path is None or launched_by_mpi(os.environ):
+            raise
+        os.execv(_SHELL, [_SHELL, path, *command[1:]])
 
 
 if __name__ == "__main__":
