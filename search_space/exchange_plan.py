@@ -131,6 +131,19 @@ def replicated(plan: ExchangePlan) -> ExchangePlan:
     return replace(plan, order="arrival", embedding=embedding, large=large, rest=rest)
 
 
+def for_changes(plan: ExchangePlan) -> ExchangePlan:
+    """Return ``plan`` for changes of parameters, where the codec ``fp16`` becomes ``bf16``.
+
+    Changes are gradients times the learning rate. Half precision rounds them off below 6e-5, and
+    what an average lacks is lost; ``bf16`` has the range of float32.
+    """
+    embedding, large, rest = (
+        replace(own, codec="bf16") if own.codec == "fp16" else own
+        for own in map(plan.of, PARAMETER_CLASSES)
+    )
+    return replace(plan, embedding=embedding, large=large, rest=rest)
+
+
 def class_knob(parameter_class: str, attribute: str) -> str:
     """Return the name of the knob for one attribute of a class's plan."""
     return f"{parameter_class}_{attribute}"

@@ -169,7 +169,7 @@ def _buckets(
 def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
     """Return a string per strategy, shape ``(c,)``; classes with equal strings share a plan."""
     exchange = columns.exchanges_beside_factors(name)
-    codec = columns.words(class_knob(name, "codec"))
+    codec = columns.codecs(name)
     plan = np.char.add(np.char.add(exchange, "/"), codec)
     plan = np.char.add(plan, np.where(columns.lossless(name), "/lossless", ""))
     if name == REST:
@@ -180,7 +180,7 @@ def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
 
 def _gathers(name: str, columns: Columns) -> BoolArray:
     """Return whether the plan of a class lets its gradients share buckets, shape ``(c,)``."""
-    gathers: BoolArray = columns.words(class_knob(name, "codec")) != "powersgd"
+    gathers: BoolArray = columns.codecs(name) != "powersgd"
     if name == LARGE:
         gathers = gathers & (columns.numbers("large_slices") <= 1)
     return gathers
@@ -189,6 +189,6 @@ def _gathers(name: str, columns: Columns) -> BoolArray:
 def _is_plain(name: str, columns: Columns) -> BoolArray:
     """Return whether Horovod itself fuses gradients of a class, shape ``(c,)``."""
     exchange = columns.exchanges_beside_factors(name)
-    codec = columns.words(class_knob(name, "codec"))
+    codec = columns.codecs(name)
     plain: BoolArray = (exchange == "allreduce") & (codec == "none") & ~columns.lossless(name)
     return plain

@@ -136,10 +136,18 @@ class Columns:
         asked = self.exchanges(parameter_class)
         return np.where(np.isin(asked, BY_FACTORS), "allreduce", asked)
 
+    def codecs(self, parameter_class: str) -> npt.NDArray[np.str_]:
+        """Return the codec of one class's gradients or changes, shape ``(c,)``.
+
+        Averages have fewer (``for_changes`` in ``search_space/exchange_plan.py``).
+        """
+        asked = self.words(class_knob(parameter_class, "codec"))
+        return np.where((self.rounds() > 1) & (asked == "fp16"), "bf16", asked)
+
     def lossless(self, parameter_class: str) -> BoolArray:
         """Return whether one class's gradients travel as lossless codes, shape ``(c,)``."""
         asked = self.words(class_knob(parameter_class, "lossless")) == "True"
-        uncoded = self.words(class_knob(parameter_class, "codec")) == "none"
+        uncoded = self.codecs(parameter_class) == "none"
         known = ("allreduce", "hierarchical", *BY_FACTORS)
         found: BoolArray = asked & uncoded & np.isin(self.exchanges(parameter_class), known)
         return found

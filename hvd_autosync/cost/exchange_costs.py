@@ -117,7 +117,7 @@ def exchange_costs(
     assert overall is not None, "the cost model needs measured links"
     size = gradients.size_bytes[own][:, None]
     exchange = columns.exchanges_beside_factors(name)
-    codec = columns.words(class_knob(name, "codec"))
+    codec = columns.codecs(name)
     in_parts = np.isin(codec, _BY_PARTS)
     device_share = _device_share(resources)
     share = _wire_share(name, gradients, own, columns, resources.world_size)
@@ -270,7 +270,7 @@ def _device_share(resources: Resources) -> float:
 
 def _passes(name: str, columns: Columns, resources: Resources) -> FloatArray:
     """Return the memory passes of a class's codec, as those of a processor, shape ``(c,)``."""
-    codec = columns.words(class_knob(name, "codec"))
+    codec = columns.codecs(name)
     passes = np.zeros(len(codec))
     for each, count in _PASSES.items():
         passes = np.where(codec == each, count, passes)
@@ -341,7 +341,7 @@ def _wire_share(
         ranks: Number of ranks that reduce a tensor.
         parts: Number of parts of a tensor that are reduced in parallel.
     """
-    codec = columns.words(class_knob(name, "codec"))
+    codec = columns.codecs(name)
     item_bytes = gradients.item_bytes[own][:, None]
     share = np.ones((len(own), len(codec)))
     for each, value in _ELEMENT_BYTES.items():

@@ -116,7 +116,7 @@ LARGE_CODEC = _codec(
     and 4.0 (3.1 to 5.0) for a BERT-like model at 100 Mbit/s; `fp16` 1.5 to 2.0 and `int8` 1.3 to
     2.4 at 50 and 100 Mbit/s. At 1000 Mbit/s 2.6 (1.25 to 5.4) is left for the first model, and
     nothing for the second. On processors `fp16` is slow, because Horovod adds half-precision
-    numbers one by one there; `bf16` is not.
+    numbers one by one there; `bf16` is not. Under local steps `fp16` sends averages as `bf16`.
     """,
 )
 LARGE_RATIO = _ratio(

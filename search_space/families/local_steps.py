@@ -51,7 +51,7 @@ LOCAL_STEPS = KnobSpec(
     matters most of all knobs on slow networks: 1 / H of the bytes and of the waiting. Measured: 2.0
     times with H = 4 in a long training of the digits at 100 Mbit/s, as accurate. In short trainings
     half a percent was missing, and a language model was clearly worse. So it is subject to the
-    quality constraint.
+    quality constraint. Codecs apply to changes of parameters then, where `fp16` means `bf16`.
     """,
 )
 LOCAL_POWER = KnobSpec(

@@ -88,3 +88,14 @@ def test_the_cost_model_cannot_read_a_knob_without_a_term(
     for columns in (Columns.of([{name: True}]), Columns.at(space, sobol_points(space, 4, 0))):
         with pytest.raises(KeyError, match=name):
             columns.words(name)
+
+
+def test_averages_cost_what_the_codec_of_changes_does(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    def seconds(codec: str, steps: int) -> float:
+        strategy = {"large_codec": codec, "rest_codec": codec, "local_steps": steps}
+        return float(CostModel(model, slow_network).predict([strategy])[0])
+
+    assert seconds("fp16", 1) != seconds("bf16", 1)
+    assert seconds("fp16", 4) == seconds("bf16", 4)

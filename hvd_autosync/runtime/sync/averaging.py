@@ -16,7 +16,7 @@ from hvd_autosync.runtime.exchange.buckets import Bucket, wire_dtype
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.planning import Planning
-from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ExchangePlan
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ExchangePlan, for_changes
 
 
 class Averaging:
@@ -27,7 +27,7 @@ class Averaging:
     Args:
         name: Distinguishes its operations from those of others; equal on all ranks.
         named: Parameter -> its name and its class; equal on all ranks, in the same order.
-        plan: How the changes are exchanged.
+        plan: How gradients are exchanged, and the changes like them.
 
     Attributes:
         parameters: The parameters, in order.
@@ -54,7 +54,7 @@ class Averaging:
             twin: (f"average.{own}", parameter_class)
             for twin, (own, parameter_class) in zip(self._twins, named.values(), strict=True)
         }
-        planning = Planning(plan, names, Scaling(1.0, 1.0 / size()))
+        planning = Planning(for_changes(plan), names, Scaling(1.0, 1.0 / size()))
 
         def make_buckets(_: Any) -> list[Bucket]:
             return planning.buckets(self._twins, {})

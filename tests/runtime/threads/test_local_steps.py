@@ -24,6 +24,7 @@ from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state import normalization
 from hvd_autosync.runtime.state.normalization import Statistic
+from hvd_autosync.runtime.sync.averaging import Averaging
 from hvd_autosync.runtime.sync.equal_states import equalize_states
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
@@ -254,6 +255,25 @@ def test_no_codec_holds_back_what_the_script_sets_after_an_average(
     first, second, _ = ThreadRanks(3).run(body)
     assert first == second
     assert all(abs(each - (1000.0 if by == "all" else 1000.0 / 3)) < 20 for each in first)
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8"])
+def test_averages_have_changes_of_any_size(codec: str) -> None:
+    """As they are late in a training; error feedback, of other codecs, keeps what is left out."""
+    sizes = torch.tensor([1e-8, 3e-7, 1.0, 1e6]).repeat_interleave(256)
+
+    def body() -> torch.Tensor:
+        parameter = torch.nn.Parameter(torch.zeros(len(sizes)))
+        plan = ExchangePlan(1, rest=ClassPlan(codec=codec))
+        averaging = Averaging("small", {parameter: ("p", "rest")}, plan)
+        averaging.begin()
+        parameter.data.copy_(sizes * (1 + 2 * rank()))
+        averaging.exchange(exact=False)
+        averaging.take(2)
+        return parameter.detach()
+
+    for found in ThreadRanks(2).run(body):
+        torch.testing.assert_close(found, 2 * sizes, rtol=0.02, atol=0)
 
 
 def test_running_statistics_are_averaged_where_a_round_has_just_ended(
