@@ -60,7 +60,6 @@ class LocalSteps(Nested, JoinHook):
     Attributes:
         states: The optimizer state of each rank.
         owed: Whether gradients were synchronized without a step being made of them.
-        averages: Collectives of all parameters or gradients so far, in phases with a barrier.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class LocalSteps(Nested, JoinHook):
     ) -> None:
         super().__init__(inner)
         self.states = RankStates(name, optimizer)
-        self.averages = 0
         self._name = f"hvd_autosync.rounds.{name}"
         # Weak, so that an optimizer dropped in an open round is collected on all ranks at once.
         self._optimizer = weakref.ref(optimizer)
@@ -148,7 +146,6 @@ class LocalSteps(Nested, JoinHook):
         """A step was made; a collective at the end of a round."""
         if not self.running:
             self.inner.on_step_end()
-            self.averages += 1
             restored = self._phase.now is Phase.RESTORED
             if restored:
                 equalize_loss_scale(self._owner, self._name)
@@ -436,7 +433,6 @@ class LocalSteps(Nested, JoinHook):
 
     def _end_round(self, *, early: bool) -> None:
         self._done = 0
-        self.averages += 1
         end = self._end or RoundEnd(self._name, early=early)
         self._end = None
         ranks = end.agreed()

@@ -19,7 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.runtime.collectives.operations import CollectiveError, allreduce, join, rank
+from hvd_autosync.runtime.collectives.operations import (
+    CollectiveError,
+    allreduce,
+    collectives,
+    join,
+    rank,
+)
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state import normalization
@@ -85,19 +91,17 @@ class Trained:
     Attributes:
         in_sync: Steps after which replicas were in sync -> the parameters.
         ends: The steps at which epochs ended.
-        averages: Averages that were made.
         local: Local steps.
     """
 
     in_sync: dict[int, list[torch.Tensor]]
     ends: list[int]
-    averages: int
     local: int
 
 
 def training(case: Case, loader: Any, begin: Any) -> Trained:
     own = begin(_SHAPES, SyncPlan(case.plan, schedule=case.schedule))
-    seen = Trained({}, [], 0, 0)
+    seen = Trained({}, [], 0)
     step = 0
     for number, batches in enumerate(case.epochs):
         last = number == len(case.epochs) - 1
@@ -111,7 +115,6 @@ def training(case: Case, loader: Any, begin: Any) -> Trained:
         assert own.sync.replicas_in_sync, "an epoch is over"
         seen.in_sync[step] = own.values()
         seen.ends.append(step)
-    seen.averages = own.method.averages
     join()
     assert own.method.step == max(sum(case.epochs) - each for each in case.left_out)
     return seen
@@ -139,7 +142,7 @@ def test_averages_are_those_of_the_mean_gradients(case: Case, loader: Any, begin
     )
     for other in others:
         assert other.in_sync.keys() == first.in_sync.keys()
-        assert (other.averages, other.local) == (first.averages, first.local)
+        assert other.local == first.local
     for step, parameters in first.in_sync.items():
         for place, own in enumerate(parameters):
             torch.testing.assert_close(own, wanted[step][place], rtol=1e-5, atol=1e-4)
@@ -207,9 +210,10 @@ def test_an_average_for_the_script_is_exact_where_a_round_has_just_ended(
         assert own.sync.replicas_in_sync is (codec == "none")
         own.sync.at_sync_point(SyncPoint.SCRIPT)
         assert own.sync.replicas_in_sync
-        averages, kept = own.method.averages, {own.method.step: own.values()}
+        own_rank: Any = collectives()
+        made, kept = own_rank.ranks.names[rank()][:], {own.method.step: own.values()}
         own.sync.at_sync_point(SyncPoint.SCRIPT)
-        assert own.method.averages == averages, "nothing was left to do"
+        assert own_rank.ranks.names[rank()] == made, "nothing was left to do"
         for _ in range(more):
             own.next_step()
         own.sync.at_sync_point(SyncPoint.SCRIPT)

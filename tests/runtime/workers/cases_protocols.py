@@ -312,17 +312,18 @@ def case_local_steps_come_back_with_the_barrier():
     for base in (momentum, adam):
         protocol = Protocol("asp", share=0.5, async_first=True, total=80 * hvd.size())
         model, optimizer = phases(protocol, base, schedule=Schedule(3))
-        apart_in = []
+        apart_in, longest = [], 0
         for index in range(4):
             lengths = 40 + 8 * (hvd.rank() == 0) * (index == 0)
             for numbers in DataLoader(range(lengths), batch_size=4):
                 step(model, optimizer, numbers[0])
+                longest = max(longest, rounds_of(optimizer).round_steps)
             assert together(model)
             apart_in.append(rounds_of(optimizer).running)
             assert not (rounds_of(optimizer).running and phases_of(optimizer).running)
         assert apart_in == [False, True, True, True], apart_in
         assert not phases_of(optimizer).running
-        assert rounds_of(optimizer).averages < rounds_of(optimizer).step - 10
+        assert longest == 3
 
 
 def case_bsp_may_come_last():
