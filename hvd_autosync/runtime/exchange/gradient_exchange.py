@@ -84,6 +84,7 @@ class GradientExchange(SyncMethod):
     ) -> None:
         check_plan(plan, names)
         self._name = name
+        self._rank = rank()  # a script may save once it has shut Horovod down
         self._parameters = list(names)
         self._progress = progress
         self._by_owners = False
@@ -263,7 +264,7 @@ class GradientExchange(SyncMethod):
     def state_dict(self) -> dict[str, Any]:
         """Entries of a checkpoint: what error feedback keeps."""
         states = self.dispatcher.codec_states()
-        return {CODEC_STATES: states, _CODEC_RANK: rank()} if states else {}
+        return {CODEC_STATES: states, _CODEC_RANK: self._rank} if states else {}
 
     def load_state_dict(self, entries: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was called."""

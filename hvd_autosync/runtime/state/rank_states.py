@@ -39,10 +39,12 @@ class RankStates:
         optimizer: The optimizer.
 
     Attributes:
+        rank: This rank; Horovod does not tell it once a script that saves has shut it down.
         lock: Held while the optimizer changes its state.
     """
 
     def __init__(self, name: str, optimizer: Any) -> None:
+        self.rank, self._ranks = rank(), size()
         self.lock = threading.Lock()
         self._name = f"states.{name}"
         self._optimizer = weakref.ref(optimizer)
@@ -69,9 +71,9 @@ class RankStates:
         Raises:
             AutosyncError: A rank cannot be reached, or cannot send its states.
         """
-        others = [each for each in range(size()) if each != rank()]
+        others = [each for each in range(self._ranks) if each != self.rank]
         answers = zip(others, self._state_server.fetch_all(), strict=True)
-        return {rank(): self._own(), **{other: _states(answer) for other, answer in answers}}
+        return {self.rank: self._own(), **{other: _states(answer) for other, answer in answers}}
 
     def load(self, saved: dict[int, States]) -> States | None:
         """Return this rank's states of a checkpoint; ``None`` if it has none.
@@ -80,7 +82,7 @@ class RankStates:
             saved: What :meth:`save` returned.
         """
         self._loaded = saved
-        return saved.get(rank())
+        return saved.get(self.rank)
 
     def share(self, root: int) -> None:
         """Distribute to every rank its states from the checkpoint that rank ``root`` has loaded.
@@ -90,10 +92,10 @@ class RankStates:
         Args:
             root: The rank.
         """
-        for each in range(size()):
-            states = self._loaded.get(each, {}) if rank() == root else {}
+        for each in range(self._ranks):
+            states = self._loaded.get(each, {}) if self.rank == root else {}
             text = tell_all(_encoded(states), f"{self._name}.{each}", root)
-            if each == rank() != root:
+            if each == self.rank != root:
                 self._take(_states(text))
         self.forget_loaded()
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all, tell_all
-from hvd_autosync.runtime.collectives.operations import Sum, allreduce, rank, size
+from hvd_autosync.runtime.collectives.operations import Sum, allreduce, size
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook
@@ -266,7 +266,7 @@ class LocalSteps(Nested, JoinHook):
         saved = {
             **self._place(),
             "codecs": self._averaging.dispatcher.codec_states(),
-            "codecs_rank": rank(),
+            "codecs_rank": self.states.rank,
             "ranks": self.states.save() if apart else {},
         }
         return {**super().state_dict(), _ROUNDS: saved}

@@ -22,6 +22,7 @@ class SampleCounter:
 
     def __init__(self, protocol: Protocol, epochs: Epochs) -> None:
         self.samples = 0
+        self._ranks = size()  # a script may save once it has shut Horovod down
         #: How many of this rank's are included.
         self._included = 0
         self._protocol = protocol
@@ -55,7 +56,7 @@ class SampleCounter:
 
     def save(self) -> int:
         """Samples of all ranks; those that only each rank knows are estimated from this rank's."""
-        return self.samples + (self._epochs.samples - self._included) * int(size())
+        return self.samples + (self._epochs.samples - self._included) * self._ranks
 
     def load(self, samples: int, counted: int | None = None) -> None:
         """Continue from ``samples``.
