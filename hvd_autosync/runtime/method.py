@@ -62,7 +62,7 @@ class SyncMethod:
         """
 
     def settle_skipped(self) -> None:
-        """There are gradients of another step: count one that was skipped; a collective.
+        """Gradients are dropped, or there are others: count a skipped step; a collective.
 
         Ranks may be in another phase after it.
         """

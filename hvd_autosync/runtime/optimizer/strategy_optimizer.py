@@ -26,6 +26,7 @@ from hvd_autosync.runtime.optimizer.arguments import check_arguments
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.optimizer.horovods_exchange import HorovodsExchange
 from hvd_autosync.runtime.patches.epochs import SyncPoint
+from hvd_autosync.runtime.patches.scalers import has_scaler
 from hvd_autosync.runtime.state.group_swap import has_step_hooks, own_class
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.search_space.horovod_settings import is_elastic
@@ -222,6 +223,10 @@ def _zero_grad(self: Any) -> None:
         _drop(self)
         if current.losses is not None:
             current.losses.may_skip()
+        # A scaler that has seen these gradients changes its scale in update(), which settles.
+        if not self._stepping and not has_scaler(self):
+            with Waiting(current.waited):
+                self._sync.method.settle_skipped()
 
 
 def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:

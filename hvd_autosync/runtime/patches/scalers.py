@@ -47,6 +47,11 @@ def watch_scalers() -> None:
     patches.install("gradient scalers", _watching_step, _watching_update)
 
 
+def has_scaler(optimizer: Any) -> bool:
+    """Return whether a gradient scaler steps an optimizer of ours."""
+    return any(optimizer in own.optimizers for own in _WATCHED.values())
+
+
 def equalize_loss_scale(optimizer: Any, name: str) -> None:
     """Set the loss scale of an optimizer to the lowest of all ranks; a collective.
 

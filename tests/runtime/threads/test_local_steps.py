@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import (
     CollectiveError,
+    Sum,
     allreduce,
     collectives,
     join,
     rank,
 )
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
+from hvd_autosync.runtime.optimizer import strategy_optimizer
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state import normalization
 from hvd_autosync.runtime.state.normalization import Statistic
@@ -391,6 +393,37 @@ def test_a_rank_that_fails_before_the_last_step_of_an_epoch_holds_nobody_up(
     for other in (first, third):
         assert isinstance(other, ConfigurationError), other
         assert "1 of 3 ranks have ended a round of local steps early" in other.message
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_that_one_rank_refuses_ends_where_it_drops_the_gradients(
+    scaled: bool, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of a round: other ranks wait in it for this one, which goes on to an operation.
+
+    Unless a gradient scaler's ``update()`` is still to come, which may change the scale.
+    """
+    monkeypatch.setattr(strategy_optimizer, "has_scaler", lambda _: scaled)
+
+    def body() -> bool:
+        own = rounds_begun(begin, ExchangePlan())
+        own.optimizer._handles, own.optimizer._stepping = {}, False
+        for number in range(4):
+            if number < 3 or rank() == 0:
+                own.next_step(in_step=False)
+                continue
+            own.method.on_gradient_ready(own.parameters[0])
+            own.method.on_synchronize(in_step=False, fresh=True)
+            own.optimizer._reduced = own.parameters[0], own.parameters[0].grad
+            strategy_optimizer._zero_grad(own.optimizer)
+            assert own.method.owed is scaled
+        if scaled:
+            own.method.settle_skipped()
+        allreduce(torch.ones(1), name="loss", op=Sum)
+        in_sync: bool = own.sync.replicas_in_sync
+        return in_sync
+
+    assert ThreadRanks(2).run(body) == [True, True]
 
 
 def test_a_rank_that_joins_before_the_last_step_of_a_round_is_in_its_average(begin: Any) -> None:
