@@ -6,13 +6,15 @@ its own back when the checkpoint is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import tell_all
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
@@ -26,6 +28,10 @@ from hvd_autosync.runtime.state.states import (
     to_device,
 )
 from hvd_autosync.util.weak_methods import once_gone
+
+#: Longest wait for the end of a step, seconds. It may wait for the rank that asks, in an operation
+#: of a closure or a hook of the script's.
+_LONGEST_STEP_S = 600.0
 
 #: Place of a parameter among those of the optimizer -> its state.
 States = dict[int, dict[str, Any]]
@@ -46,6 +52,8 @@ class RankStates:
     def __init__(self, name: str, optimizer: Any) -> None:
         self.rank, self._ranks = rank(), size()
         self.lock = threading.Lock()
+        #: The thread within :meth:`changing`.
+        self._changing: int | None = None
         self._name = f"states.{name}"
         self._optimizer = weakref.ref(optimizer)
         self._loaded: dict[int, States] = {}
@@ -53,6 +61,30 @@ class RankStates:
         self._state_server = StateServer(self._name, self._answer)
         #: Other ranks may ask until all have called this, or dropped the optimizer.
         self.close = once_gone(optimizer, self._state_server.close)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Let no other rank read the states meanwhile."""
+        with self.lock:
+            self._changing = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._changing = None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let other ranks read the states meanwhile, as this one waits for them in a step."""
+        if self._changing != threading.get_ident():
+            yield
+            return
+        self._changing = None
+        self.lock.release()
+        try:
+            yield
+        finally:
+            self.lock.acquire()
+            self._changing = threading.get_ident()
 
     def can_be_sent(self) -> bool:
         """Return whether this rank could send its states to others; rank 0 prints once why not."""
@@ -72,7 +104,8 @@ class RankStates:
             AutosyncError: A rank cannot be reached, or cannot send its states.
         """
         others = [each for each in range(self._ranks) if each != self.rank]
-        answers = zip(others, self._state_server.fetch_all(), strict=True)
+        with self.waiting():  # a hook of a step may save on every rank
+            answers = zip(others, self._state_server.fetch_all(), strict=True)
         return {self.rank: self._own(), **{other: _states(answer) for other, answer in answers}}
 
     def load(self, saved: dict[int, States]) -> States | None:
@@ -125,8 +158,16 @@ class RankStates:
         }
 
     def _answer(self) -> bytes:
-        with self.lock:
+        if not self.lock.acquire(timeout=_LONGEST_STEP_S):
+            raise AutosyncError(
+                f"it has been in optimizer.step() for {_LONGEST_STEP_S:.0f} s",
+                hint="If a closure or a hook of the step calls an operation of Horovod's, call "
+                "hvd.barrier() on all ranks after optimizer.state_dict().",
+            )
+        try:
             return _encoded(self._own())
+        finally:
+            self.lock.release()
 
 
 def _encoded(states: States) -> bytes:

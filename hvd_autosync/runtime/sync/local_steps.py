@@ -105,6 +105,11 @@ class LocalSteps(Nested, JoinHook):
         return self._phase.now is Phase.ROUNDS
 
     @property
+    def _apart(self) -> bool:
+        """Whether ranks have states of their own."""
+        return self._phase.now in (Phase.ROUNDS, Phase.RESTORED)
+
+    @property
     def step(self) -> int:
         """Steps so far."""
         return self._progress.step
@@ -129,7 +134,8 @@ class LocalSteps(Nested, JoinHook):
         epoch a step before the others.
         """
         if not self.running:
-            self.inner.on_synchronize(in_step=in_step, fresh=fresh)
+            with self.states.waiting():
+                self.inner.on_synchronize(in_step=in_step, fresh=fresh)
         elif fresh:
             if self._done == 0:
                 self._begin_after_join()
@@ -137,10 +143,10 @@ class LocalSteps(Nested, JoinHook):
 
     def run_step(self, step: Callable[[], _T]) -> _T:
         """Run the optimizer's own step; other ranks do not read its states meanwhile."""
-        if not self.running:
+        if not self._apart:
             return self.inner.run_step(step)
-        with self.states.lock:
-            return step()
+        with self.states.changing():
+            return self.inner.run_step(step)
 
     def on_step_end(self) -> None:
         """A step was made; a collective at the end of a round."""
@@ -247,7 +253,7 @@ class LocalSteps(Nested, JoinHook):
 
         Optimizer states become equal (:func:`equalize_states`), and the loss scale its minimum.
         """
-        if self._phase.now in (Phase.ROUNDS, Phase.RESTORED):
+        if self._apart:
             equalize_states(self._name, self._owner, self._averaging)
             equalize_loss_scale(self._owner, self._name)
             self._phase.enter(Phase.EXCHANGE)
@@ -262,12 +268,11 @@ class LocalSteps(Nested, JoinHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs for the schedule to go on, with all ranks' states."""
-        apart = self._phase.now in (Phase.ROUNDS, Phase.RESTORED)
         saved = {
             **self._place(),
             "codecs": self._averaging.dispatcher.codec_states(),
             "codecs_rank": self.states.rank,
-            "ranks": self.states.save() if apart else {},
+            "ranks": self.states.save() if self._apart else {},
         }
         return {**super().state_dict(), _ROUNDS: saved}
 
@@ -323,7 +328,7 @@ class LocalSteps(Nested, JoinHook):
             "samples": self._progress.epochs.samples,
             "length": self._length,
             "done": self._done,
-            "running": self._phase.now in (Phase.ROUNDS, Phase.RESTORED),
+            "running": self._apart,
             "stopped": self._phase.now is Phase.EXACT,
         }
 
