@@ -31,7 +31,7 @@ from hvd_autosync.reporting.words import (
     seconds_text,
     speedup_text,
 )
-from hvd_autosync.search_space import SearchSpace, Strategy, every_knob
+from hvd_autosync.search_space import SearchSpace, Strategy, Value, every_knob
 from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.study.fallbacks import fallback_line
 from hvd_autosync.study.knob_order import with_knob_order
@@ -194,7 +194,7 @@ def _concluded(
     if not study.space.holds_job:
         yield _restricted(study, study.space, trials)
     if judged := judged_by(study):
-        yield _held(study.space, judged)
+        yield _held(study, study.space, judged)
     why = f"Reason: {conclusion.reason}. " if conclusion.reason else ""  # shared traces have none
     yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
@@ -205,10 +205,7 @@ def _concluded(
 
 def _restricted(study: StudyRecord, space: SearchSpace, trials: list[TrialRecord]) -> str:
     """Return what the restrictions moved, and what was measured of the job that they exclude."""
-    usual = {knob.name: knob.default for knob in every_knob()}
-    if study.task is not None:
-        usual["controller"] = default_controller(study.task.resources.build)
-    default = space.default
+    usual, default = _usual(study), space.default
     moved = [
         f"{knob.name}={knob.format(default[knob.name])}"
         for knob in space.knobs
@@ -221,9 +218,17 @@ def _restricted(study: StudyRecord, space: SearchSpace, trials: list[TrialRecord
     return f"Your restricted default is the job{values}. The unchanged job: {job_s} per step."
 
 
-def _held(space: SearchSpace, judged: str) -> str:
-    """Return with what a training began that was then tuned live."""
+def _usual(study: StudyRecord) -> dict[str, Value]:
+    """Return the values of all knobs in the unchanged job."""
     usual = {knob.name: knob.default for knob in every_knob()}
+    if study.task is not None:
+        usual["controller"] = default_controller(study.task.resources.build)
+    return usual
+
+
+def _held(study: StudyRecord, space: SearchSpace, judged: str) -> str:
+    """Return with what a training began that was then tuned live."""
+    usual = _usual(study)
     begun = [
         f"{name}={space[name].format(value)}"
         for name, value in space.default.items()

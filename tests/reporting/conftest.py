@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,14 +88,16 @@ def store() -> Iterator[TraceStore]:
 class Author:
     """Writes one study into a store, trial by trial."""
 
-    def __init__(self, store: TraceStore, command: tuple[str, ...] = COMMAND) -> None:
+    def __init__(
+        self, store: TraceStore, command: tuple[str, ...] = COMMAND, **settings: Any
+    ) -> None:
         self.store = store
         self.task = make_task()
         self.space = make_space(self.task)
         self.record = store.create_study(
             job_key="job",
             command=command,
-            settings=StudySettings().to_json(),
+            settings=StudySettings(**settings).to_json(),
             versions={"horovod": "0.28.1"},
         )
         self.study_id = self.record.study_id

@@ -16,7 +16,8 @@ from hvd_autosync.reporting.explain_trials import parts_text
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.plain import trial_line
 from hvd_autosync.reporting.tuning_progress import TuningProgress
-from hvd_autosync.search_space import TrialStatus, build_space, restrict_space
+from hvd_autosync.search_space import Strategy, TrialStatus, build_space, restrict_space
+from hvd_autosync.search_space.restrictions import space_under
 from hvd_autosync.traces import Fallback, StudyRecord, StudyStatus, TraceStore, import_autotune_log
 
 
@@ -199,6 +200,28 @@ def test_after_a_rest_the_unchanged_job_is_as_slow_as_the_restricted_default(
     author.confirm()
     answer = " ".join(section(shown(store), "Result").split())
     assert "The unchanged job: 40." in answer or "The unchanged job: 39." in answer
+
+
+@pytest.mark.parametrize(
+    ("changed", "begun"),
+    [
+        ({}, "the job unchanged"),
+        ({"controller": "gloo"}, "controller=gloo"),
+        ({"cycle_time_ms": 5.0}, "cycle_time_ms=5 ms"),
+    ],
+)
+def test_what_a_training_tuned_live_began_with(
+    store: TraceStore, new_author: Callable[..., Any], changed: dict[str, Any], begun: str
+) -> None:
+    author = new_author(mode="live", judged_by="beefbeefbeef")
+    model, resources = author.task.model, author.task.resources
+    space = build_space(model, resources, default_controller=default_controller(resources.build))
+    author.space = space_under(space, Strategy(changed), ())
+    store.describe_task(author.study_id, author.task, author.space)
+    author.trial("default", {})
+    author.confirm()
+    answer = " ".join(section(shown(store, author.study_id), "Result").split())
+    assert f"trials were launched: {begun}. Its lossy" in answer
 
 
 def test_a_running_study_has_no_answer_yet(store: TraceStore, author: Any) -> None:
