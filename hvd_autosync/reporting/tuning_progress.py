@@ -115,11 +115,8 @@ class TuningProgress:
                 trial = Trial(record.number, record.kind, record.strategy)
                 self._take(study, trial, record.result)
                 self._contenders = _contenders(record, self._contenders)
-                if math.isfinite(record.result.total_s):
-                    asking_s = record.info_number("ask_s")
-                    known_s = asking_s if math.isfinite(asking_s) else 0.0
-                    known_s += record.result.discarded_s
-                    self._durations_s.append(record.result.total_s + known_s)
+                if math.isfinite(took_s := _took_s(record, record.result)):
+                    self._durations_s.append(took_s)
 
     def waiting(self) -> None:
         """Start the time of the next trial, which includes the search for its strategy."""
@@ -151,7 +148,10 @@ class TuningProgress:
 
     def end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> EndedTrial:
         """Return a trial ended."""
-        self._durations_s.append(self._clock() - self._began_at)
+        took_s = _took_s(study.history[trial.number], result)  # not by the clock: in a replay, too
+        self._durations_s.append(
+            took_s if math.isfinite(took_s) else self._clock() - self._began_at
+        )
         self._estimate(study)
         return self._take(study, trial, result)
 
@@ -289,6 +289,12 @@ def _is_exact(study: AskTellStudy, strategy: Strategy) -> bool:
         return study.space.is_exact(strategy)
     except SpaceError:  # an imported trial may lie outside of the space
         return False
+
+
+def _took_s(record: TrialRecord, result: TrialResult) -> float:
+    """Return the recorded seconds of a trial, including the search for its strategy; NaN: none."""
+    asking_s = record.info_number("ask_s")
+    return result.total_s + result.discarded_s + (asking_s if math.isfinite(asking_s) else 0.0)
 
 
 def _slow_setup(result: TrialResult) -> str:

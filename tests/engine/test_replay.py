@@ -87,6 +87,16 @@ def test_playing_takes_the_time_that_it_took_over_the_speed(recorded: AskTellStu
     assert {each.phase for each in progress} >= {"measuring"}
 
 
+def test_what_is_played_after_a_lost_trial_keeps_its_number(recorded: AskTellStudy) -> None:
+    first, *others = recorded.history
+    lost = replace(first, number=1, result=None, told_at=None)
+    trials = [first, lost, *(replace(t, number=t.number + 1) for t in others)]
+    watching = Watching()
+    play(recorded.record, trials, watching, math.inf)  # type: ignore[arg-type]
+    numbers = [args[1].number for args in watching.of("on_trial_end")]
+    assert numbers == [t.number for t in trials if t is not lost]
+
+
 @pytest.mark.parametrize("edited", [{"ask_s": -1.0}, {"ask_s": 1e300}, {"total_s": 1e300}])
 def test_a_trace_that_was_edited_is_played(
     edited: dict[str, float], recorded: AskTellStudy

@@ -27,7 +27,7 @@ class Clock:
 
 
 class Follower:
-    """A listener that only keeps a standing; each trial takes ten seconds of its clock."""
+    """A listener that only keeps a standing; each trial takes two seconds of its clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -47,7 +47,7 @@ class Follower:
     def on_trial_start(self, study: Any, trial: Trial) -> None:
         self.standing.begin(study, trial)
         self.rounds.append(self.standing.next_round(study, trial))
-        self.clock.now += 10
+        self.clock.now += 2
 
     def on_trial_progress(self, study: Any, trial: Trial, progress: Any) -> None: ...
 
@@ -73,7 +73,13 @@ def test_trials_have_their_words_times_and_speedups(follower: Follower) -> None:
     assert ended[3].time is None and math.isnan(ended[3].speedup)
     assert ended[3].reason == "rank 1 exited with status 3"
     assert follower.standing.explored == 6
-    assert follower.standing.spent_s == 120
+    assert follower.standing.spent_s == 60, "as recorded, in a replay at another speed, too"
+
+
+def test_a_trial_without_a_recorded_duration_is_timed(author: Any) -> None:
+    author.listener = follower = Follower()
+    author.trial("default", {}, total_s=math.nan)
+    assert follower.standing.spent_s == 2
 
 
 def test_the_best_of_the_exploration_is_kept_apart_from_the_confirmation(
@@ -118,9 +124,9 @@ def test_a_confirmed_candidate_is_compared_with_the_default(author: Any, followe
 def test_the_time_left_counts_trials_and_confirmation(follower: Follower) -> None:
     assert math.isnan(follower.left_s[0])
     # After one of 20 trials: 19 more, and three rounds of default and candidate.
-    assert follower.left_s[1] == pytest.approx((19 + 6) * 10)
+    assert follower.left_s[1] == pytest.approx((19 + 6) * 5)
     # The confirmation ends the exploration: two of its six trials are done.
-    assert follower.left_s[8] == pytest.approx(4 * 10)
+    assert follower.left_s[8] == pytest.approx(4 * 5)
 
 
 def test_the_time_left_is_that_of_the_minutes_at_most(author: Any) -> None:
@@ -145,7 +151,7 @@ def test_a_running_trial_counts_down_but_not_below_the_others(author: Any) -> No
     clock.now += 4
     assert standing.left_s(author.study) == pytest.approx(before - 4)
     clock.now += 100
-    assert standing.left_s(author.study) == pytest.approx(before - 10)
+    assert standing.left_s(author.study) == pytest.approx(before - 5)
 
 
 def test_a_resumed_study_goes_on_with_its_trials(author: Any) -> None:
