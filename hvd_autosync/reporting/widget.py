@@ -8,6 +8,7 @@ other front ends interrupt the kernel, which stops a tuning just as cleanly.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -149,6 +150,7 @@ class WidgetProgress:
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         self._ended = True
         count, spent = len(self._tuning.ended), span_text(self._tuning.spent_s)
+        self._head.value = self._title
         self._bar.value, self._bar.bar_style = 1.0, "success"
         text = f"{amount(count, 'trial')} in {spent}; {conclusion.stopped}"
         self._activity.value = printable_html(text)
@@ -161,16 +163,21 @@ class WidgetProgress:
         self._notices.value += f"<div style='{_DIM}'>{printable_html(text)}</div>"
 
     def close(self) -> None:
-        """Keep the last drawing."""
+        """Keep the last drawing; of a tuning without a result, say how it ended."""
         self._stop.disabled, self._stop.description = True, "Stop"
-        if self._stopped and not self._ended:  # it may be pressed too late
-            self._bar.bar_style = "warning"
-            self._stop.description = "Stopped"
-            self._head.value = self._title
-            hint = f"run the same call again to {self._again}"
-            if self._mode == "live":
-                hint = f"the training goes on; {again_live_text(self._again)}"
-            self._activity.value = f"stopped; {hint}"
+        # Stop may be pressed too late, and a study that is reused never began here.
+        if self._ended or not (self._stopped or self._title):
+            return
+        self._head.value, self._bar.bar_style = self._title, "warning"
+        # An interrupt of the kernel passes through here.
+        if not self._stopped and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            self._activity.value = "ended before its result"
+            return
+        self._stop.description = "Stopped"
+        hint = f"run the same call again to {self._again}"
+        if self._mode == "live":
+            hint = f"the training goes on; {again_live_text(self._again)}"
+        self._activity.value = f"stopped; {hint}"
 
     def _pressed(self, button: ipywidgets.Button) -> None:
         self._stopped = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +65,41 @@ def test_stop_takes_effect_before_a_study_begins() -> None:
     assert raised.value.study_id == ""
     widget.close()
     assert widget._activity.value == "stopped; run the same call again to resume tuning"
+
+
+def test_the_end_leaves_no_remaining_time(author: Any) -> None:
+    widget = WidgetProgress()
+    author.play(widget)
+    assert widget._bar.bar_style == "success"
+    assert author.study_id in widget._head.value and "left" not in widget._head.value
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "stopped; run the same call again to resume tuning"),
+        (RuntimeError(), "ended before its result"),
+    ],
+)
+def test_an_interrupt_or_an_error_leaves_no_running_trial(
+    error: BaseException, said: str, author: Any
+) -> None:
+    widget = WidgetProgress()
+    widget.on_study_start(author.study, resumed=False)
+    author.listener = widget
+    author.trial("default", {})
+    widget.on_ask_start(author.study)
+    assert "left" in widget._head.value
+    with pytest.raises(type(error)), closing(widget):
+        raise error
+    assert widget._activity.value == said and "left" not in widget._head.value
+    assert widget._bar.bar_style == "warning"
+
+
+def test_a_study_that_is_reused_shows_nothing() -> None:
+    widget = WidgetProgress()
+    widget.close()
+    assert not widget._activity.value
 
 
 def test_measuring_links_is_shown(author: Any) -> None:
