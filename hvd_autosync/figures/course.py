@@ -120,21 +120,16 @@ def _name(evidence: Evidence, trial: TrialRecord) -> str:
 
 
 def step_times(evidence: Evidence) -> go.Figure:
-    """Distribution of single steps, of the default and of the confirmed strategies."""
+    """Distribution of single steps, of the default and of the confirmed or fastest strategies."""
     title = "Distribution of single steps"
     caption = (
         "Look whether the boxes overlap: a gain smaller than the spread of the steps may be real, "
         "but is hard to notice. Each box is one trial; the line in it is the median."
     )
-    confirmed = [trial for trial in evidence.trials if trial.kind == "confirm"]
-    shown = [
-        trial
-        for trial in confirmed or evidence.trials
-        if trial.result is not None and math.isfinite(step_ms(trial))
-    ]
-    if not confirmed and shown:
-        others = sorted(shown[1:], key=step_ms)[:5]
-        shown = [shown[0], *others]
+    measured = [trial for trial in evidence.trials if math.isfinite(step_ms(trial))]
+    shown = [trial for trial in measured if trial.kind == "confirm"]
+    if len(shown) < 2:  # there is nothing to compare
+        shown = [*measured[:1], *sorted(measured[1:], key=step_ms)[:5]]
     if not shown:
         return nothing(title, caption, "No trial has been measured yet.")
     figure = go.Figure()

@@ -158,6 +158,21 @@ def test_step_times_shows_the_steps_of_each_confirmation(
     assert sum(box.showlegend for box in boxes) == len(strategies)
 
 
+@pytest.mark.parametrize(("confirmed", "shown"), [(0, 4), (1, 5), (2, 2)])
+def test_step_times_shows_the_fastest_until_there_are_two_confirmations(
+    without_buckets: Study, confirmed: int, shown: int
+) -> None:
+    store, space = without_buckets.store, without_buckets.space
+    for count in range(confirmed + 1):
+        number = store.ask(without_buckets.study_id, space.default, "confirm", {})
+        if count < confirmed:
+            ranks = (RankReport(0, "a", (0.05,) * 20),)
+            result = TrialResult(TrialStatus.COMPLETED, ranks=ranks)
+            store.tell(without_buckets.study_id, number, result)
+    names = {box.x[0] for box in without_buckets.plot.step_times().data}
+    assert len(names) == shown and (confirmed == 2 or "trial 0" in names)
+
+
 def test_importance_ranks_what_moves_the_step_time(every: dict[str, Any]) -> None:
     bars = dict(zip(every["importance"].data[0].y, every["importance"].data[0].x, strict=True))
     # Sharding and codecs of the one large tensor change this job's step time tenfold.
