@@ -10,6 +10,7 @@ from hvd_autosync.figures.evidence import Evidence
 from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SKY, dressed, nothing, wrapped
 from hvd_autosync.reporting.explain_quality import WORDS, trade_offs
 from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.traces import StudyStatus
 
 
 def pareto(evidence: Evidence) -> go.Figure:
@@ -22,14 +23,16 @@ def pareto(evidence: Evidence) -> go.Figure:
     )
     conclusion = evidence.conclusion
     if conclusion is None or not conclusion.verdicts:
-        return nothing(
-            title,
-            caption,
-            "No lossy strategy was judged: exact strategies train the same model. "
-            "Lossy ones are tried with --autosync-allow codec,schedule."
-            if evidence.study.space is None or not evidence.space.has_lossy
-            else "No lossy strategy has been judged yet.",
-        )
+        if evidence.study.space is None or not evidence.space.has_lossy:
+            reason = (
+                "No lossy strategy was judged: exact strategies train the same model. "
+                "Lossy ones are tried with --autosync-allow codec,schedule."
+            )
+        elif evidence.study.status is StudyStatus.RUNNING:
+            reason = "Verdicts are shown once the study has ended."
+        else:
+            reason = "No lossy strategy was judged."
+        return nothing(title, caption, reason)
     offers = [
         each
         for each in trade_offs(evidence.space, evidence.trials, conclusion)

@@ -274,6 +274,16 @@ def test_the_pareto_front_leaves_refused_ones_out(
     assert by_name["Pareto front"].x[0] == pytest.approx(begins)
 
 
+def test_without_verdicts_the_pareto_front_says_why(tmp_path: Path) -> None:
+    space = SearchSpace((catalogue_knob("local_steps"),))
+    study = Study.create(space, store=str(tmp_path / "t.db"))
+    (running,) = study.plot.pareto().layout.annotations
+    assert "once the study has ended" in running.text
+    study.finish(Conclusion(space.default, "", "", 0.1))
+    (ended,) = study.plot.pareto().layout.annotations
+    assert ended.text == "No lossy strategy was judged."
+
+
 def test_what_won_is_best(study: Study) -> None:
     best = study.best
     assert best.confirmed and best.strategy == study.record.winner
