@@ -90,7 +90,7 @@ def explain(store: TraceStore, study_id: str, store_option: str | None = "") -> 
     study = with_knob_order(study, trials)
     conclusion = Conclusion.of(study)
     yield _head(study)
-    yield from _result(study, at_one_speed(trials), conclusion)
+    yield from _result(store, study, at_one_speed(trials), conclusion)
     if study.task is not None:
         yield Section("Task", (task_table(study.task, trials),))
     if study.space is not None and conclusion is not None:
@@ -156,22 +156,28 @@ def _head(study: StudyRecord) -> Section:
 
 
 def _result(
-    study: StudyRecord, trials: list[TrialRecord], conclusion: Conclusion | None
+    store: TraceStore, study: StudyRecord, trials: list[TrialRecord], conclusion: Conclusion | None
 ) -> Iterator[Section]:
     if conclusion is not None and study.space is not None:
         yield Section("Result", tuple(_concluded(study, trials, conclusion)))
     elif study.status is StudyStatus.RUNNING:
-        ended = sum(trial.result is not None for trial in trials)
-        text = (
-            f"None yet after {amount(ended, 'trial')}. If its driver was stopped, run the same "
-            "horovodrun line to resume it."
-        )
-        yield Section("Result", (text,))
+        yield Section("Result", (_without_end(store, study, trials),))
     elif study.status is StudyStatus.FAILED:
         yield Section("Result", (f"None: the study failed: {study.failure}",))
     else:
         text = "The best samples by Horovod's own score (which is not a step time):"
         yield Section("Result", (text, sample_table(study, trials)))
+
+
+def _without_end(store: TraceStore, study: StudyRecord, trials: list[TrialRecord]) -> str:
+    """Return that a study has not ended, and what can be done if no driver is running it."""
+    ended = amount(sum(trial.result is not None for trial in trials), "trial")
+    if study.study_id not in store.interrupted(study.study_id, imported=True):
+        return f"None yet after {ended}."
+    if study.study_id not in store.interrupted(study.study_id):
+        return f"None: its trace was written before its end, after {ended}."
+    again = " Run its command again to resume it, unless that has --autosync-reuse never."
+    return f"None: it was interrupted after {ended}.{again if study.command else ''}"
 
 
 def _concluded(

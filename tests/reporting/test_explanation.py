@@ -18,7 +18,15 @@ from hvd_autosync.reporting.plain import trial_line
 from hvd_autosync.reporting.tuning_progress import TuningProgress
 from hvd_autosync.search_space import Strategy, TrialStatus, build_space, restrict_space
 from hvd_autosync.search_space.restrictions import space_under
-from hvd_autosync.traces import Fallback, StudyRecord, StudyStatus, TraceStore, import_autotune_log
+from hvd_autosync.traces import (
+    Fallback,
+    StudyRecord,
+    StudyStatus,
+    TraceStore,
+    export_study,
+    import_autotune_log,
+    import_studies,
+)
 
 
 def shown(
@@ -227,8 +235,23 @@ def test_what_a_training_tuned_live_began_with(
 def test_a_running_study_has_no_answer_yet(store: TraceStore, author: Any) -> None:
     author.explore()
     text = shown(store)
-    assert "None yet after 6 trials." in section(text, "Result")
+    assert section(text, "Result").strip() == "None yet after 6 trials."
     assert "crashed" in section(text, "Failed trials")
+
+
+def test_only_a_study_that_was_interrupted_here_is_resumed(
+    store: TraceStore, author: Any, tmp_path: Path
+) -> None:
+    author.trial("default", {})
+    file = tmp_path / "study.jsonl"
+    export_study(store, author.study_id, file)
+    other = TraceStore("sqlite://")
+    import_studies(other, file)
+    answer = section(shown(other, option=None), "Result").strip()
+    assert answer == "None: its trace was written before its end, after 1 trial."
+    store.let_go(author.study_id)
+    answer = " ".join(section(shown(store), "Result").split())
+    assert "interrupted after 1 trial. Run its command again to resume it, unless" in answer
 
 
 def test_a_failed_study_says_why(store: TraceStore, author: Any) -> None:
