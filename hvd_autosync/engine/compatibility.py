@@ -8,7 +8,7 @@ from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.preflight import check_controller
 from hvd_autosync.engine.reuse import kept_for_shorter
 from hvd_autosync.engine.training_context import known_model
-from hvd_autosync.errors import ConfigurationError, SpaceError
+from hvd_autosync.errors import ConfigurationError, SpaceError, StudyError
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact, without_digests
@@ -20,7 +20,7 @@ from hvd_autosync.search_space.strategy_file import check_fits, check_model
 from hvd_autosync.study import defaults
 from hvd_autosync.study.candidate_selection import may_be_used
 from hvd_autosync.study.values import Conclusion, StudySettings
-from hvd_autosync.traces import StudyRecord
+from hvd_autosync.traces import StudyRecord, StudyStatus
 from hvd_autosync.traces.anonymous import NO_NAMES_HINT, is_anonymous
 from hvd_autosync.traces.validity import UnknownValueError, check_strategy
 from hvd_autosync.util.amounts import amount
@@ -34,6 +34,23 @@ RETUNE_TRIALS = 8
 _LEFT_OUT: dict[str, object] = {"mode": "launched", "excluded": [], "judged_by": ""}
 
 
+def winner_of(study: StudyRecord) -> Strategy:
+    """Return the winner of ``study``.
+
+    Raises:
+        StudyError: It has none yet, or never will.
+    """
+    if study.winner is None:
+        raise StudyError(
+            f"study {study.study_id} has no winner: it is {study.status.value}",
+            hint="Wait for its end, run its command again if its driver was stopped, or choose a "
+            "finished study."
+            if study.status is StudyStatus.RUNNING
+            else "Choose a finished study; hvd-autosync traces list shows them.",
+        )
+    return study.winner
+
+
 def winner_for(study: StudyRecord, job: Job) -> Strategy:
     """Return the winner of ``study``, after a check that ``job`` can run under it.
 
@@ -42,20 +59,19 @@ def winner_for(study: StudyRecord, job: Job) -> Strategy:
         SpaceError: The winner does not fit the job's hosts or options, or has a value that nothing
             here knows, as of an extension.
     """
-    if study.winner is None:
-        raise ConfigurationError(
-            f"study {study.study_id} has no winner: it is {study.status.value}",
-            hint="Choose a finished study; hvd-autosync traces list shows them.",
-        )
     try:
-        check_strategy(f"the winner of study {study.study_id}", study.winner, None)
+        winner = winner_of(study)
+    except StudyError as error:  # the option names it, and nothing was launched
+        raise ConfigurationError(error.message, hint=error.hint) from None
+    try:
+        check_strategy(f"the winner of study {study.study_id}", winner, None)
     except UnknownValueError as error:
         raise SpaceError(str(error), hint=error.hint) from None
     fixed = dict(study.space.fixed) if study.space is not None else {}
-    if (controller := study.winner.get("controller", fixed.get("controller"))) is not None:
+    if (controller := winner.get("controller", fixed.get("controller"))) is not None:
         check_controller(job, controller)
-    check_fits(study.winner, job.hosts, job.chosen)
-    return study.winner
+    check_fits(winner, job.hosts, job.chosen)
+    return winner
 
 
 def why_not_in_place(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hvd_autosync.engine.compatibility import winner_of
 from hvd_autosync.errors import StudyError
-from hvd_autosync.reporting.strategy_export import winner_of
 from hvd_autosync.search_space import Value, catalogue_knob, horovod_settings
 from hvd_autosync.search_space.families.transport import (
     ALGORITHM,

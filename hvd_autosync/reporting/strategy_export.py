@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hvd_autosync.engine.compatibility import winner_of
 from hvd_autosync.errors import StudyError
 from hvd_autosync.reporting.explain_quality import trade_offs
 from hvd_autosync.search_space import Strategy, Value
@@ -17,7 +18,7 @@ from hvd_autosync.search_space.exchange_plan import (
 from hvd_autosync.search_space.strategy_file import strategy_text
 from hvd_autosync.search_space.sync_plan import exchange_plan
 from hvd_autosync.study.values import Conclusion
-from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.traces.anonymous import NO_NAMES_HINT, is_anonymous
 from hvd_autosync.traces.validity import UnknownValueError
 
@@ -80,22 +81,6 @@ def _without_classes(study: StudyRecord, strategy: Mapping[str, Value]) -> Strat
         for knob in knobs:
             del kept[knob]
     return Strategy(kept)
-
-
-def winner_of(study: StudyRecord) -> Strategy:
-    """Return the study's winner.
-
-    Raises:
-        StudyError: The study has no winner yet.
-    """
-    if study.winner is None:
-        raise StudyError(
-            f"study {study.study_id} has no winner: it is {study.status.value}",
-            hint="Wait for its end; if its driver was stopped, run the same horovodrun line again."
-            if study.status is StudyStatus.RUNNING
-            else "Choose a finished study; hvd-autosync traces list shows them.",
-        )
-    return study.winner
 
 
 def _judged(store: TraceStore, study: StudyRecord, row: str) -> Strategy:

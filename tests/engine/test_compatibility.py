@@ -8,7 +8,7 @@ import pytest
 
 from hvd_autosync.engine import compatibility
 from hvd_autosync.engine.compatibility import why_not_in_place, why_not_resumed, winner_for
-from hvd_autosync.errors import SpaceError
+from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import (
     HorovodBuild,
@@ -61,6 +61,13 @@ def test_what_is_not_tried_live_is_not_said_to_be_needed_from_the_start() -> Non
     assert why_not_in_place(study, (), {}) == ""
     why = why_not_in_place(study, (), {"order": {"priority"}})
     assert why == "its winner has order=priority, which is not tried live"
+
+
+def test_a_running_study_may_be_waited_for() -> None:
+    study = StudyRecord("1", "", "", (), {}, {}, StudyStatus.RUNNING, None, None, None, None)
+    with pytest.raises(ConfigurationError, match="study 1 has no winner: it is running") as error:
+        winner_for(study, Job(("-np", "2"), ("true",), (Host("a", 2),)))
+    assert error.value.hint.startswith("Wait for its end, run its command again if")
 
 
 def test_a_winner_of_an_extension_that_is_not_loaded_is_refused_before_the_launch() -> None:

@@ -177,7 +177,7 @@ def test_a_study_without_lossy_strategies_says_so(store: TraceStore, finished: S
 def test_a_study_without_a_winner_says_so(author: Any) -> None:
     with pytest.raises(StudyError, match="has no winner: it is running") as wrong:
         exported_strategy(author.store, author.study.record, "winner")
-    assert "run the same horovodrun line again" in wrong.value.hint
+    assert "run its command again" in wrong.value.hint
     failed = replace(author.study.record, status=StudyStatus.FAILED)
     with pytest.raises(StudyError, match="has no winner: it is failed") as wrong:
         exported_strategy(author.store, failed, "winner")
