@@ -134,16 +134,22 @@ def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord])
             print(line, end="", file=raw(sys.stderr))
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    others = sum(check.again is None and check.same for check in checks)
     wrong = [check for check in checks if not check.same]
-    asked = len(checks) - others
-    if not asked:
-        print("nothing could be verified: this program chose no trial of the study")
+    left_out = [check.kind for check in checks if check.again is None and check.same]
+    rested = left_out.count("default")
+    others, asked = len(left_out) - rested, len(checks) - len(left_out)
+    kinds = {check.kind for check in checks if check.again is not None or not check.same}
+    if not asked or (others and not wrong and kinds == {"default"}):
+        print(
+            "nothing could be verified: this program chose no trial of the study but the default's"
+        )
         return 1
     if wrong:
         console().print(differences_table(study, wrong))
     same = asked - len(wrong)
     print(f"{same} of {amount(asked, 'decision')} {be(same)} identical, bit for bit")
+    if rested:
+        print(f"{amount(rested, 'further trial')} of the default followed a rest of the study")
     if others:
         what = "a decision" if others == 1 else "decisions"
         print(f"{others} more {be(others)} {what} of a learner that is not part of this program")

@@ -180,7 +180,7 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
             continue
         if trial.number in repeated:
             note = "the default was measured again, because the study had rested"
-            yield Check(trial.number, trial.kind, recorded, recorded, True, note=note)
+            yield Check(trial.number, trial.kind, recorded, None, True, note=note)
             continue
         again = asked_at(index, trial.asked_at)
         if isinstance(again, Conclusion):

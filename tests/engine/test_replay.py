@@ -211,16 +211,32 @@ def test_a_quality_trial_with_another_seed_or_length_differs(
     assert (first.kind, first.note) == ("quality", f"different {name}")
 
 
+@pytest.mark.parametrize("default", ["default", "mine"])
 def test_a_study_of_another_learner_alone_is_not_verified(
-    tmp_path: Path, store: TraceStore, recorded: AskTellStudy
+    default: str, tmp_path: Path, store: TraceStore, recorded: AskTellStudy
 ) -> None:
     others = TraceStore(tmp_path / "traces.db")
     study = replace(recorded.record, outcome=None, winner=None, status=StudyStatus.FAILED)
-    others.add([(study, [replace(trial, kind="mine") for trial in recorded.history])])
+    first, *rest = recorded.history
+    trials = [replace(first, kind=default), *(replace(trial, kind="mine") for trial in rest)]
+    others.add([(study, trials)])
     arguments = ["replay", "last", "--verify", "--store", str(tmp_path / "traces.db")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1 and "identical" not in done.stdout
     assert "nothing could be verified" in done.stdout
+
+
+def test_a_default_after_a_rest_is_no_verified_decision(
+    tmp_path: Path, recorded: AskTellStudy
+) -> None:
+    store = TraceStore(tmp_path / "traces.db")
+    study = replace(recorded.record, outcome=None, winner=None, status=StudyStatus.FAILED)
+    first, second, *_ = recorded.history
+    store.add([(study, [first, second, replace(first, number=2)])])
+    arguments = ["replay", "last", "--verify", "--store", str(tmp_path / "traces.db")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0 and "2 of 2 decisions are identical" in done.stdout
+    assert "1 further trial of the default followed a rest of the study" in done.stdout
 
 
 def test_distance_counts_choices_and_shares_of_ranges() -> None:
