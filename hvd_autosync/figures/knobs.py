@@ -13,6 +13,7 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.figures.evidence import Evidence
 from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SCALE, dressed, log_axis, nothing
 from hvd_autosync.learner.points import can_vary, encode_all
+from hvd_autosync.reporting.words import LEVEL, STANDARD_ERRORS
 from hvd_autosync.search_space import CategoricalKnob, Knob, Strategy, Value
 from hvd_autosync.search_space.restrictions import condition_text
 from hvd_autosync.util.amounts import amount
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 #: Least number of measured trials for a model.
 _FEWEST = 3
 _GRID, _CONTOUR = 41, 25
-_HALF_WIDTH_90 = 1.645
 
 
 def importance(evidence: Evidence) -> go.Figure:
@@ -129,7 +129,7 @@ def slice(evidence: Evidence, knob: str) -> go.Figure:
     title = f"Step time along {knob}"
     caption = (
         "Look for the lowest point of the band, and whether it is clearly below the ends. The band "
-        "is the model's 90 % interval, with the other knobs as in the best strategy. Dots are "
+        f"is the model's {LEVEL} interval, with the other knobs as in the best strategy. Dots are "
         "trials, whose other knobs differ."
     )
     moved = _knob(evidence, knob)
@@ -143,7 +143,7 @@ def slice(evidence: Evidence, knob: str) -> go.Figure:
     mean, deviation = _model(evidence).predict(along)
     x = _shown(moved, values)
     center, low, high = (
-        1e3 * np.exp(mean + side * _HALF_WIDTH_90 * deviation) for side in (0, -1, 1)
+        1e3 * np.exp(mean + side * STANDARD_ERRORS * deviation) for side in (0, -1, 1)
     )
     figure = go.Figure()
     if isinstance(moved, CategoricalKnob):
@@ -166,7 +166,7 @@ def slice(evidence: Evidence, knob: str) -> go.Figure:
                 fillcolor="rgba(0, 114, 178, 0.15)",
                 line={"width": 0},
                 hoverinfo="skip",
-                name="90 % interval",
+                name=f"{LEVEL} interval",
             )
         )
         figure.add_trace(go.Scatter(x=x, y=center, line={"color": BLUE}, name="expected"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from hvd_autosync.search_space import StepTime, Value
+from hvd_autosync.search_space import Value
 from hvd_autosync.traces.jsonl import import_studies
 from hvd_autosync.traces.records import TrialRecord
 from hvd_autosync.traces.speedups import speedups
@@ -103,14 +103,10 @@ def _knob_column(values: list[Value | None]) -> pd.Series[Any]:
     return pd.Series(values, dtype=_DTYPES[types.pop()] if len(types) == 1 else "object")
 
 
-def _step_time(trial: TrialRecord) -> StepTime | None:
-    return None if trial.result is None else trial.result.step_time
-
-
 def _measures(trial: TrialRecord, speedup: float) -> dict[str, Any]:
     """Return the fixed columns of one row; entries missing here are missing in the table."""
     row: dict[str, Any] = {"number": trial.number, "kind": trial.kind}
-    result, step_time = trial.result, _step_time(trial)
+    result, step_time = trial.result, trial.step_time
     if result is not None:
         row |= {
             "status": result.status.value,
