@@ -27,9 +27,10 @@ def best_known(
 ) -> dict[str, Any] | None:
     """Return the winner of the newest study of a model on a layout, as a strategy document.
 
-    Studies with drift, damaged ones, and those that kept the default before they had tried others
-    are skipped; so are winners that nothing here knows, those that the loss guard has ended in a
-    training, and lossy ones: the losses that admitted them are those of another training.
+    Studies with drift, damaged ones, and those that kept the default before they had tried others,
+    or in the midst of their confirmation, are skipped; so are winners that nothing here knows,
+    those that the loss guard has ended in a training, and lossy ones: the losses that admitted them
+    are those of another training.
 
     Args:
         store: The store of the studies.
@@ -75,7 +76,7 @@ def best_known(
 
 def _is_conclusive(store: TraceStore, study: StudyRecord) -> bool:
     try:
-        return is_conclusive(store, study)
+        return is_conclusive(store, study, expected_hours=0.0)
     except (TraceFormatError, SpaceError):
         return False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvd_autosync.errors import SpaceError, TraceFormatError
-from hvd_autosync.study import defaults
 from hvd_autosync.study.budget import FEWEST_TRIALS
 from hvd_autosync.study.confirm import MIN_ROUNDS
 from hvd_autosync.study.stage_budget import explored
@@ -77,18 +76,18 @@ def _newest(
             continue
         if is_conclusive(store, study, expected_hours):
             return study, conclusion
+        if kept_for_shorter(study, expected_hours) and _has_explored(store, study):
+            break  # it did not find the winners of older ones again
     return None, None
 
 
-def is_conclusive(
-    store: TraceStore, study: StudyRecord, expected_hours: float = defaults.EXPECTED_HOURS
-) -> bool:
+def is_conclusive(store: TraceStore, study: StudyRecord, expected_hours: float) -> bool:
     """Return whether a finished study says what the task can gain, also if it kept its default.
 
     Args:
         store: The store of its trials.
         study: The study.
-        expected_hours: Expected hours of the training of now.
+        expected_hours: Expected hours of the training of now; 0: unknown.
 
     Raises:
         TraceFormatError: A trial of it, or its conclusion, is damaged.
@@ -103,11 +102,13 @@ def is_conclusive(
         return False
     if comparisons or (conclusion is not None and conclusion.source):
         return True
-    return len(explored(store.trials(study.study_id))) >= FEWEST_TRIALS
+    return _has_explored(store, study)
 
 
 def kept_for_shorter(study: StudyRecord, expected_hours: float) -> bool:
     """Return whether a study confirmed nothing, and was to pay off in a shorter training.
+
+    Where no knob can matter more hours change nothing.
 
     Args:
         study: The finished study.
@@ -120,7 +121,13 @@ def kept_for_shorter(study: StudyRecord, expected_hours: float) -> bool:
     conclusion = Conclusion.of(study)
     if conclusion is None or conclusion.comparisons or not _kept_default(study):
         return False
+    if study.space is not None and not study.space.knobs:
+        return False
     return StudySettings.from_json(study.settings).expected_hours < expected_hours
+
+
+def _has_explored(store: TraceStore, study: StudyRecord) -> bool:
+    return len(explored(store.trials(study.study_id))) >= FEWEST_TRIALS
 
 
 def _kept_default(study: StudyRecord) -> bool:

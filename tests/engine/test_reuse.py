@@ -97,6 +97,18 @@ def test_a_default_that_was_kept_for_a_shorter_training_says_nothing(
     assert why_again(compared, compared, Options(expected_hours=20.0)) == ""
 
 
+def test_a_winner_that_a_later_study_did_not_find_again_is_not_taken(store: TraceStore) -> None:
+    """Also where that study was for a shorter training, as far as it has explored."""
+    study(store, FOUND, trials=20)
+    study(store, KEPT, trials=4, expected_hours=1.0)
+    assert of_same_task(store, study(store, expected_hours=20.0), 0.1, print) is None
+
+
+def test_more_hours_change_nothing_where_no_knob_can_matter(store: TraceStore) -> None:
+    kept = study(store, KEPT, space=SearchSpace(()), expected_hours=1.0)
+    assert why_again(kept, kept, Options(expected_hours=20.0)) == ""
+
+
 @pytest.mark.parametrize(("speedup", "rounds", "taken"), [(1.9, 2, 0), (0.8, 2, 1), (1.9, 3, 1)])
 def test_a_confirmation_that_has_hardly_begun_says_nothing(
     store: TraceStore, speedup: float, rounds: int, taken: bool
