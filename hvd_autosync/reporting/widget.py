@@ -169,8 +169,10 @@ class WidgetProgress:
         if self._ended or not (self._stopped or self._title):
             return
         self._head.value, self._bar.bar_style = self._title, "warning"
-        # An interrupt of the kernel passes through here.
-        if not self._stopped and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+        # An interrupt of the kernel passes through here; that of a live tuning has had its effect.
+        error = sys.exc_info()[1]
+        goes_on = error is None and self._mode == "live"
+        if not (self._stopped or goes_on or isinstance(error, KeyboardInterrupt)):
             self._activity.value = "ended before its result"
             return
         self._stop.description = "Stopped"

@@ -96,6 +96,14 @@ def test_an_interrupt_or_an_error_leaves_no_running_trial(
     assert widget._bar.bar_style == "warning"
 
 
+def test_a_live_tuning_that_was_interrupted_says_that_the_training_goes_on(author: Any) -> None:
+    """Its end is no error: the interrupt has had its effect."""
+    with closing(WidgetProgress()) as widget:
+        widget.on_study_start(author.study, resumed=False)
+        widget._mode = "live"
+    assert widget._activity.value.startswith("stopped; the training goes on")
+
+
 def test_a_study_that_is_reused_shows_nothing() -> None:
     widget = WidgetProgress()
     widget.close()
