@@ -43,8 +43,8 @@ def winner_of(study: StudyRecord) -> Strategy:
     if study.winner is None:
         raise StudyError(
             f"study {study.study_id} has no winner: it is {study.status.value}",
-            hint="Wait for its end, run its command again if its driver was stopped, or choose a "
-            "finished study."
+            hint="Wait for its end, run its command again if its driver was stopped (not if it was "
+            "imported), or choose a finished study."
             if study.status is StudyStatus.RUNNING
             else "Choose a finished study; hvd-autosync traces list shows them.",
         )
