@@ -20,6 +20,7 @@ from hvd_autosync.search_space import (
     Task,
     catalogue_knob,
 )
+from hvd_autosync.search_space.knobs import integer_knob
 from hvd_autosync.search_space.strategy_file import read_strategy
 from hvd_autosync.traces import StudyStatus, TraceStore
 
@@ -76,7 +77,8 @@ def test_a_winner_with_a_knob_of_an_extension_is_found(
         model = ModelProfile((ParameterProfile("weight", (2, 2), "float32"),))
         build = HorovodBuild("0.28.1", gloo=True, mpi=False)
         task = Task(model, Resources((Host("a", 2),), "cpu", build))
-        space = SearchSpace((catalogue_knob("buckets"),))
+        mine = integer_knob("mine", 0, 9, 1, help="Mine.")
+        space = SearchSpace((catalogue_knob("buckets"), mine))
         traces.describe_task(study.study_id, task, space)
         traces.finish(study.study_id, StudyStatus.FINISHED, {}, winner)
     assert _look_up(QUESTION)["knobs"] == dict(winner)
