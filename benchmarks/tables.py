@@ -8,7 +8,7 @@ are live, in the steps of one training, except where lossy strategies have to be
     python benchmarks/tables.py --output tables
     python benchmarks/tables.py --tasks ncf-100mbit,vgg-100mbit --trials 40 --output few
 
-Takes 7 to 12 minutes per task, more where trials are launched; a task whose trace is in the folder
+Takes 6 to 13 minutes per task, more where trials are launched; a task whose trace is in the folder
 is not measured again. Needs root for several hosts (``hvd_autosync.testing.Testbed``). Leave the
 machine alone meanwhile.
 """
